@@ -1,0 +1,419 @@
+"""What holds the project together: its layers, its public names, its wheel, its lock, its tree."""
+
+import ast
+import inspect
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import tomllib
+import types
+import warnings
+import zipfile
+from collections.abc import Iterator
+from email.parser import Parser
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+import checkpointing
+import loader
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("loader", "checkpointing")
+RUNTIME = {"grain", "jax", "numpy", "orbax-checkpoint"}
+
+
+# --- layers -------------------------------------------------------------------------------------
+
+NUMPY_ALONE = ("loader.config", "loader.order", "loader.fingerprint")
+
+
+def module_name(path: Path, root: Path) -> str:
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path, root: Path) -> Iterator[str]:
+    """Dotted names of the modules that a file imports, wherever in it, whatever the spelling."""
+    package = path.relative_to(root).parent.parts
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                above = package[: len(package) - level + 1] if level else ()
+                base = ".".join((*above, *([module] if module else [])))
+                for alias in names:
+                    inner = root.joinpath(*base.split("."), alias.name)
+                    is_module = inner.is_dir() or inner.with_suffix(".py").is_file()
+                    yield f"{base}.{alias.name}" if is_module else base
+            case ast.Call(
+                func=ast.Name(id="__import__") | ast.Attribute(attr="import_module"),
+                args=[ast.Constant(value=str(name)), *_],
+            ):
+                yield name
+
+
+def within(module: str, *packages: str) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def forbidden(importer: str, module: str) -> bool:
+    """Whether DESIGN's layers forbid that one module imports the other."""
+    if importer in NUMPY_ALONE:
+        return not (
+            module.partition(".")[0] in sys.stdlib_module_names
+            or within(module, "numpy", *NUMPY_ALONE)
+        )
+    if importer == "loader.audit" and (
+        module == "loader" or within(module, "loader.pipeline", "loader.batching")
+    ):
+        return True
+    if within(importer, "loader") and within(module, "checkpointing"):
+        return True
+    if within(module, "grain"):
+        return not within(importer, "loader.pipeline", "loader.sources")
+    return within(module, "orbax") and importer != "checkpointing.checkpoints"
+
+
+def forbidden_imports(root: Path) -> list[str]:
+    """Every import under `root` that crosses the layers, as "importer -> module"."""
+    return [
+        f"{importer} -> {module}"
+        for package in PACKAGES
+        for path in sorted((root / package).rglob("*.py"))
+        for importer in [module_name(path, root)]
+        for module in imports(path, root)
+        if forbidden(importer, module)
+    ]
+
+
+def test_every_package_has_modules() -> None:
+    for package in PACKAGES:
+        modules = {path.name for path in (ROOT / package).glob("*.py")}
+        assert "__init__.py" in modules
+        assert len(modules) > 1
+
+
+def test_no_import_crosses_the_layers() -> None:
+    assert forbidden_imports(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "found"),
+    [
+        ("loader/a.py", "import checkpointing.manifest", "loader.a -> checkpointing.manifest"),
+        ("loader/a.py", "from checkpointing import Checkpoints", "loader.a -> checkpointing"),
+        ("loader/sources/a.py", "import checkpointing", "loader.sources.a -> checkpointing"),
+        ("loader/a.py", "def f():\n    import grain", "loader.a -> grain"),
+        ("loader/a.py", "import importlib\nimportlib.import_module('grain')", "loader.a -> grain"),
+        ("loader/__init__.py", "from grain import MapDataset", "loader -> grain"),
+        ("checkpointing/checkpoints.py", "import grain", "checkpointing.checkpoints -> grain"),
+        ("checkpointing/drill.py", "import orbax.checkpoint as ocp", "-> orbax.checkpoint"),
+        ("loader/pipeline.py", "from orbax import checkpoint", "loader.pipeline -> orbax"),
+        ("loader/config.py", "import jax", "loader.config -> jax"),
+        ("loader/order.py", "from loader import audit", "loader.order -> loader.audit"),
+        ("loader/order.py", "from . import audit", "loader.order -> loader.audit"),
+        ("loader/fingerprint.py", "from .audit import f", "loader.fingerprint -> loader.audit"),
+        ("loader/fingerprint.py", "from loader import Pipeline", "loader.fingerprint -> loader"),
+        ("loader/audit.py", "from .pipeline import Pipeline", "loader.audit -> loader.pipeline"),
+        ("loader/audit.py", "from loader import Pipeline", "loader.audit -> loader"),
+        ("loader/audit.py", "import loader.batching", "loader.audit -> loader.batching"),
+    ],
+)
+def test_a_planted_import_is_found(tmp_path: Path, file: str, source: str, found: str) -> None:
+    for name in ("loader/audit.py", "loader/pipeline.py", "loader/batching.py", file):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / file).write_text(source, "utf-8")
+    (violation,) = forbidden_imports(tmp_path)
+    assert violation.endswith(found)
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("loader/pipeline.py", "import grain\nfrom loader import order, audit"),
+        ("loader/sources/a.py", "from grain.sources import ArrayRecordDataSource"),
+        ("loader/config.py", "import tomllib\nimport numpy as np\nfrom loader import order"),
+        ("loader/audit.py", "from loader import order\nfrom loader.config import PipelineConfig"),
+        ("checkpointing/checkpoints.py", "import orbax.checkpoint\nimport loader"),
+    ],
+)
+def test_an_import_along_the_layers_passes(tmp_path: Path, file: str, source: str) -> None:
+    for name in ("loader/audit.py", "loader/order.py", file):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / file).write_text(source, "utf-8")
+    assert forbidden_imports(tmp_path) == []
+
+
+# --- importing has no effect --------------------------------------------------------------------
+
+PROBE = """
+import json, logging, sys, threading
+
+class Recorder(logging.Handler):
+    def emit(self, record):
+        if record.levelno >= logging.INFO or record.name.startswith(("loader", "checkpointing")):
+            effects.append("log: " + record.getMessage())
+
+effects = []
+logging.basicConfig(level=logging.DEBUG, handlers=[Recorder()])
+exec(sys.argv[1])
+from absl import flags
+effects += ["thread: " + t.name for t in threading.enumerate() if t is not threading.main_thread()]
+effects += ["absl flags parsed"] if flags.FLAGS.is_parsed() else []
+print(json.dumps(effects))
+"""
+
+
+def effects_of(statement: str) -> list[str]:
+    """What a statement does in a fresh interpreter besides returning; warnings are errors there.
+
+    JAX is told to use a platform that does not exist, so that starting a backend raises.
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PROBE, statement],
+        env=os.environ | {"JAX_PLATFORMS": "none_at_all"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        return [f"exit {done.returncode}", *done.stderr.splitlines()]
+    *printed, effects = done.stdout.splitlines()
+    return [*json.loads(effects), *(f"stdout: {p}" for p in printed), *done.stderr.splitlines()]
+
+
+def test_importing_has_no_effect() -> None:
+    assert effects_of("import loader, checkpointing") == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "effect"),
+    [
+        ("import jax; jax.devices()", "none_at_all"),
+        (
+            "threading.Thread(target=threading.Event().wait, daemon=True, name='t').start()",
+            "thread: t",
+        ),
+        ("logging.getLogger('loader.pipeline').debug('hello')", "log: hello"),
+        ("logging.getLogger('absl').warning('hello')", "log: hello"),
+        ("print('hello')", "stdout: hello"),
+        ("print('hello', file=sys.stderr)", "hello"),
+        ("import warnings; warnings.warn('hello')", "hello"),
+        ("from absl import flags; flags.FLAGS.mark_as_parsed()", "absl flags parsed"),
+    ],
+)
+def test_a_planted_effect_is_found(statement: str, effect: str) -> None:
+    assert effect in "\n".join(effects_of(statement))
+
+
+# --- public names -------------------------------------------------------------------------------
+
+
+def faults_of_names(module: types.ModuleType) -> list[str]:
+    """Public names that are missing, listed twice, or undocumented."""
+    names = list(module.__all__)
+    faults = [f"{name} is listed twice" for name in sorted(set(names)) if names.count(name) > 1]
+    for name in names:
+        if not hasattr(module, name):
+            faults.append(f"{name} does not exist")
+            continue
+        value = getattr(module, name)
+        if inspect.isclass(value) or inspect.isroutine(value):
+            doc = value.__doc__ or ""
+            # A dataclass without a docstring is given its own signature.
+            if not doc.strip() or doc.startswith(f"{name}("):
+                faults.append(f"{name} has no docstring")
+    return faults
+
+
+@pytest.mark.parametrize("module", [loader, checkpointing])
+def test_every_public_name_exists_and_is_documented(module: types.ModuleType) -> None:
+    assert faults_of_names(module) == []
+
+
+def test_a_planted_fault_of_names_is_found() -> None:
+    module = types.ModuleType("planted")
+    source = """
+        from dataclasses import dataclass
+        __all__ = ["Bare", "Value", "f", "f", "gone"]
+        class Bare: pass
+        @dataclass
+        class Value: x: int
+        def f(): "Documented."
+    """
+    exec(textwrap.dedent(source), vars(module))
+    assert faults_of_names(module) == [
+        "f is listed twice",
+        "Bare has no docstring",
+        "Value has no docstring",
+        "gone does not exist",
+    ]
+
+
+# --- the wheel ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (built,) = folder.glob("regrain-*.whl")
+    return built
+
+
+def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
+    files = {
+        path.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.suffix == ".py" or path.name == "py.typed"
+    }
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert names == files
+    assert {f"{package}/py.typed" for package in PACKAGES} <= names
+
+
+def test_the_wheel_needs_the_four_runtime_packages_alone(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (path,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    metadata = Parser().parsestr(archive.read(path).decode())
+    needed = [r for r in metadata.get_all("Requires-Dist", []) if "extra ==" not in r]
+    assert {re.split(r"[^\w.-]", requirement)[0] for requirement in needed} == RUNTIME
+    assert metadata["License-Expression"] == "Apache-2.0"
+
+
+def test_the_wheel_runs_without_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    code = "import sys; sys.path.insert(0, sys.argv[1])\nimport loader, checkpointing\n"
+    code += "print(loader.__file__, checkpointing.__file__, sep='\\n')"
+    command = [sys.executable, "-c", code, str(wheel)]
+    done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert all(line.startswith(str(wheel)) for line in done.stdout.splitlines())
+
+
+# --- the lock -----------------------------------------------------------------------------------
+
+LOCK = ROOT / "requirements.lock"
+LOCK_ENTRY = re.compile(r"([a-z0-9-]+)==[\w.+!]+( ; [^\\]+?)?( --hash=sha256:[0-9a-f]{64})+")
+
+
+def lock_entries(text: str) -> list[str]:
+    """Logical lines of a lock, without comments."""
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    joined = re.sub(r"\s*\\\n\s*", " ", "\n".join(lines))
+    return [line for line in joined.splitlines() if line.strip()]
+
+
+def unhashed(text: str) -> list[str]:
+    return [entry for entry in lock_entries(text) if not LOCK_ENTRY.fullmatch(entry)]
+
+
+def test_every_entry_of_the_lock_has_hashes() -> None:
+    text = LOCK.read_text("utf-8")
+    assert len(lock_entries(text)) > len(RUNTIME)
+    assert unhashed(text) == []
+
+
+def test_a_planted_entry_without_hash_is_found() -> None:
+    planted = (
+        "a==1 \\\n    --hash=sha256:" + "0" * 64 + "\nb==2 ; python_version < '3'\n    # via a\n"
+    )
+    assert unhashed(planted) == ["b==2 ; python_version < '3'"]
+
+
+def test_the_lock_holds_every_direct_dependency_at_or_above_its_bound() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert {re.split(r"[>=]", r)[0] for r in project["dependencies"]} == RUNTIME
+    locked = dict(re.findall(r"^([a-z0-9-]+)==([0-9.]+)", LOCK.read_text("utf-8"), re.MULTILINE))
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    for requirement in itertools.chain.from_iterable(groups):
+        name, bound = requirement.split(">=")
+        has, needs = (tuple(map(int, version.split("."))) for version in (locked[name], bound))
+        assert has >= needs, requirement
+
+
+def test_the_lock_says_how_it_was_made() -> None:
+    command = LOCK.read_text("utf-8").splitlines()[1].lstrip("# ")
+    assert command.startswith("uv pip compile ")
+    assert command in " ".join((ROOT / "CONTRIBUTING.md").read_text("utf-8").split())
+
+
+# --- the tree -----------------------------------------------------------------------------------
+
+# Written so that no pattern matches itself.
+INDEX_ADDRESS = re.compile(
+    r"""
+    py[p]i\.(org|io) | python[h]osted | conda\.an[a]conda
+    | https?://\S*/(simple|packages)/
+    | (?<!emit-)(index-u[r]l|find-l[i]nks)[ =]+['"]?(https?|file):
+    | \[\[?tool\.uv\.i[n]dex
+    """,
+    re.VERBOSE,
+)
+
+
+def tracked_files() -> list[str]:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True)
+    return [name for name in listed.stdout.decode().split("\0") if (ROOT / name).is_file()]
+
+
+def test_no_tracked_file_names_a_package_index() -> None:
+    named = [
+        name
+        for name in tracked_files()
+        if INDEX_ADDRESS.search((ROOT / name).read_text("utf-8", errors="ignore"))
+    ]
+    assert named == []
+
+
+def test_requirements_lock_is_the_only_lock() -> None:
+    locks = {name for name in tracked_files() if name.endswith(".lock")}
+    assert locks <= {"requirements.lock"}
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "https://" + "py" + "pi.org/project/x",
+        "--extra-index-" + "url=https://host/",
+        "find-" + "links = 'file:///wheels'",
+        "https://host.example/" + "simple/",
+        "[[tool.uv." + "index]]",
+    ],
+)
+def test_a_planted_index_address_is_found(planted: str) -> None:
+    assert INDEX_ADDRESS.search(planted)
+
+
+@pytest.mark.parametrize("script", ["scripts/setup", "scripts/test", "scripts/drill", ".ci/run"])
+def test_the_scripts_can_be_run(script: str) -> None:
+    assert os.access(ROOT / script, os.X_OK)
+    subprocess.run(["bash", "-n", ROOT / script], check=True)
+
+
+# --- the settings of these tests ----------------------------------------------------------------
+
+
+def test_jax_is_strict_here() -> None:
+    ones = jnp.ones((2, 3), "float32")
+    with pytest.raises(ValueError, match="promotion"):
+        ones + jnp.ones((2, 3), "int32")
+    with pytest.raises(ValueError, match="rank_promotion"):
+        ones + jnp.ones(3, "float32")
+
+
+def test_warnings_are_errors_here() -> None:
+    with pytest.raises(UserWarning, match="hello"):
+        warnings.warn("hello", stacklevel=1)
