@@ -1,0 +1,541 @@
+"""Checkpoints of a training run: save train state and stream together, resume only what matches.
+
+Orbax writes and commits a step; the manifest is completed before the commit, so that one rename
+makes train state, iterator and manifest visible together.
+"""
+
+import dataclasses
+import logging
+import os
+import pathlib
+import threading
+from collections.abc import Collection, Mapping
+from types import TracebackType
+from typing import Any, Final, Generic, Self, TypeVar
+
+import orbax.checkpoint as ocp
+
+from checkpointing.directory import (
+    ITERATOR_ITEM,
+    MANIFEST_ITEM,
+    TRAIN_STATE_ITEM,
+    RunDirectory,
+    StepDamagedError,
+    Verify,
+    seal_step,
+    sync_committed,
+)
+from checkpointing.errors import CheckpointDamagedError, CheckpointMismatchError
+from checkpointing.manifest import (
+    ALLOWABLE,
+    Identity,
+    Manifest,
+    config_with,
+    json_value,
+    next_ids,
+    package_versions,
+)
+from checkpointing.train_state import (
+    Leaf,
+    describe,
+    from_stored,
+    is_abstract,
+    step_of,
+    stored_leaves,
+    stored_template,
+    to_stored,
+)
+from loader import BatchIterator, Difference, Pipeline, Position, ReadOptions
+
+TrainState = TypeVar("TrainState")
+
+_log: Final = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run(Generic[TrainState]):
+    """What `Checkpoints.resume` gives.
+
+    Attributes:
+      train_state: restored, or the one that was passed in where there is no checkpoint.
+      batches: the iterator, at ``position``.
+      position: where the run goes on; `Position()` at the start.
+    """
+
+    train_state: TrainState
+    batches: BatchIterator
+    position: Position
+
+
+class Checkpoints:
+    """The checkpoints of one run, in a directory of their own. A context manager.
+
+    Args:
+      directory: made if it does not exist; one writer at a time.
+      pipeline: the stream that the run trains on.
+      save_every: `save` does something at multiples of this many steps.
+      keep: how many of the newest checkpoints stay.
+      run_config: settings of your own (learning rate, model size, ...) that must be the same at a
+        resume, as JSON can hold them.
+
+    Raises:
+      TypeError, ValueError: a bad argument.
+      OSError: the directory cannot be made or written, or another writer has it open.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        pipeline: Pipeline,
+        save_every: int,
+        keep: int,
+        *,
+        run_config: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(pipeline, Pipeline):
+            raise TypeError(f"pipeline must be a Pipeline, not {type(pipeline).__name__}")
+        self._save_every = _at_least_one("save_every", save_every)
+        self._keep = _at_least_one("keep", keep)
+        self._run_config = json_value(dict(run_config or {}), "run_config")
+        self._pipeline = pipeline
+        self._shown = os.fspath(directory)
+        self._directory = RunDirectory(directory)
+        self._writer = _Writer(self._directory, self._keep)
+        self._resumed: _Resumed | None = None
+        self._damaged: dict[int, str] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except Exception as lost:
+            if error is None:
+                raise
+            # The loop's own error must not be hidden behind this one.
+            error.add_note(f"While closing the checkpoints: {lost}")
+            _log.error("%s", lost)
+
+    def steps(self) -> list[int]:
+        """Steps that have a directory, in rising order, those of damaged checkpoints included."""
+        return self._directory.steps()
+
+    def resume(
+        self,
+        train_state: TrainState,
+        *,
+        allow: Collection[str] = (),
+        verify: Verify = "full",
+        read_options: ReadOptions | None = None,
+    ) -> Run[TrainState]:
+        """Goes on from the newest checkpoint that is whole, if it belongs to this run; or starts.
+
+        Args:
+          train_state: any tree of arrays, PRNG keys and numbers: what a new run begins with, and
+            otherwise the pattern for what is restored (structure, shapes, dtypes, shardings). It is
+            not changed. Where a checkpoint exists, leaves may be `jax.ShapeDtypeStruct`.
+          allow: differences to go on with: ``{"batch_size"}`` or nothing. The run then goes on at
+            the same record with the new batch size, and later manifests tell of the change.
+          verify: ``"full"`` digests every file of the checkpoint; ``"manifest"`` trusts the content
+            of the array files.
+          read_options: as for `Pipeline.iterate`.
+
+        Returns:
+          The `Run`. The same records come next, in the same batches, as without the stop.
+
+        Raises:
+          CheckpointMismatchError: data, configuration or train state are not those of the
+            checkpoint. An older checkpoint is never tried instead.
+          CheckpointDamagedError: there are checkpoints, and none is whole.
+          RuntimeError: a save in the background has failed.
+          TypeError, ValueError: a bad argument.
+        """
+        unknown = set(_names(allow)) - ALLOWABLE
+        if unknown:
+            raise ValueError(
+                f"allow can hold {sorted(ALLOWABLE)}, not {sorted(unknown)}: nothing else can "
+                "change without making it another run"
+            )
+        if verify not in ("full", "manifest"):
+            raise ValueError(f'verify must be "full" or "manifest", not {verify!r}')
+        self.wait()
+        leaves = describe(train_state)
+        identity = Identity.of(self._pipeline, self._run_config, leaves)
+        self._damaged = {}
+        for step in reversed(self.steps()):
+            try:
+                found = self._directory.check(step, verify)
+                changes = self._match(found, identity, frozenset(allow))
+                restored = self._restore(found, train_state)
+            except StepDamagedError as damage:
+                self._damaged[step] = str(damage)
+                _log.warning("%s step %d is damaged and was skipped: %s", self._shown, step, damage)
+                continue
+            return self._begin(identity, restored, found.position, read_options, found, changes)
+        if self._damaged:
+            raise CheckpointDamagedError(self._shown, self._damaged)
+        if is_abstract(train_state):
+            raise ValueError(
+                f"{self._shown} holds no checkpoint, and the train state has shapes without "
+                "values; pass the train state that the run begins with"
+            )
+        _check_step(train_state, 0, f"a new run in {self._shown}")
+        return self._begin(identity, train_state, Position(), read_options, None, {})
+
+    def save(self, batches: BatchIterator, train_state: Any, *, force: bool = False) -> bool:
+        """Saves train state and position, in the background, at multiples of ``save_every`` steps.
+
+        The step is the number of batches that ``batches`` has delivered. When this returns, the
+        caller may overwrite, donate or delete everything it passed.
+
+        Args:
+          batches: the iterator from `resume`.
+          train_state: after the last batch that ``batches`` delivered.
+          force: save at this step, whatever ``save_every`` says (for the end of a run).
+
+        Returns:
+          Whether a save was begun. It is not where the step is no multiple of ``save_every``, or
+          is saved already.
+
+        Raises:
+          RuntimeError: an earlier save in the background has failed (this one was begun all the
+            same), or this one could not begin. Earlier checkpoints are intact.
+          TypeError, ValueError: ``batches`` is not from this run, or the train state is not one
+            that could be resumed (other leaves than at `resume`, or another step).
+        """
+        resumed = self._check_batches(batches)
+        position = batches.position
+        step = position.step
+        due = force or (step > 0 and step % self._save_every == 0)
+        if not due or step == resumed.last_step:
+            self._writer.raise_error()
+            return False
+        leaves = describe(train_state)
+        changed = list(_diff_leaves(resumed.identity.train_state, leaves))
+        if changed:
+            raise ValueError(
+                f"the train state at step {step} is not like the one that was passed to resume, and "
+                "could not be resumed: " + "; ".join(changed)
+            )
+        _check_step(train_state, step, f"the iterator of {self._shown}")
+        error = self._writer.wait()
+        self._make_way(step)
+        manifest = Manifest(
+            step,
+            position,
+            resumed.identity,
+            next_ids(self._pipeline, position),
+            resumed.history,
+            package_versions(),
+        )
+        try:
+            self._writer.begin(manifest, to_stored(train_state))
+            resumed.last_step = step
+        finally:
+            if error is not None:
+                raise error
+        return True
+
+    def wait(self) -> None:
+        """Waits until the save in the background is committed.
+
+        Raises:
+          RuntimeError: it has failed.
+        """
+        error = self._writer.wait()
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Waits for the save in the background and lets others open the directory. Safe to call again.
+
+        Raises:
+          RuntimeError: the save has failed.
+        """
+        try:
+            self.wait()
+        finally:
+            self._writer.close()
+            self._directory.close()
+
+    def _match(
+        self, found: Manifest, identity: Identity, allow: frozenset[str]
+    ) -> dict[str, list[Any]]:
+        """Raises unless a checkpoint's identity is the current one; returns the changes allowed."""
+        differences = found.identity.diff(identity, self._pipeline)
+        changes = {
+            name: [found.identity.config.get(name), identity.config[name]]
+            for name in allow
+            if any(difference.name == name for difference in differences)
+        }
+        differences = [one for one in differences if one.name not in changes]
+        if not differences:
+            before = config_with(self._pipeline, found.identity.config)
+            differences = _diff_next_ids(found, next_ids(before, found.position))
+        if differences:
+            raise CheckpointMismatchError(f"{self._shown} step {found.step}", differences)
+        return changes
+
+    def _restore(self, found: Manifest, train_state: TrainState) -> TrainState:
+        """A new train state from a checkpoint that has been checked."""
+        try:
+            stored = _read_train_state(
+                self._directory.step_path(found.step), stored_template(train_state)
+            )
+            restored: TrainState = from_stored(stored, train_state)
+        except Exception as error:
+            raise StepDamagedError(f"its train state could not be read: {error}") from error
+        _check_step(restored, found.step, f"{self._shown} step {found.step}")
+        return restored
+
+    def _begin(
+        self,
+        identity: Identity,
+        train_state: TrainState,
+        position: Position,
+        read_options: ReadOptions | None,
+        found: Manifest | None,
+        changes: dict[str, list[Any]],
+    ) -> Run[TrainState]:
+        history = found.history if found else ()
+        if changes:
+            history = (*history, {"position": dataclasses.asdict(position), "changed": changes})
+        batches = self._pipeline.iterate(position, read_options=read_options)
+        last_step = found.step if found and not changes else None
+        self._resumed = _Resumed(identity, history, last_step)
+        if found:
+            _log.info("%s: resumed at step %d, %s", self._shown, found.step, position)
+        return Run(train_state, batches, batches.position)
+
+    def _check_batches(self, batches: BatchIterator) -> "_Resumed":
+        if self._resumed is None:
+            raise ValueError("call resume before save: it decides where the run goes on")
+        if not isinstance(batches, BatchIterator):
+            raise TypeError(
+                f"batches must be the iterator that resume gave (run.batches), not a "
+                f"{type(batches).__name__}: only it knows how far the run has come"
+            )
+        if batches.pipeline is not self._pipeline:
+            raise ValueError("batches come from another pipeline than these checkpoints")
+        return self._resumed
+
+    def _make_way(self, step: int) -> None:
+        """Sets a damaged directory aside that stands where a step is to be saved."""
+        path = self._directory.step_path(step)
+        if os.path.lexists(path):
+            aside = self._directory.set_aside(step)
+            _log.warning("%s stood in the way of a save; it is now %s", path, aside.name)
+
+
+def load(
+    directory: str | os.PathLike[str], step: int | None = None, *, verify: Verify = "full"
+) -> tuple[Manifest, dict[str, Any]]:
+    """Reads a checkpoint without a pipeline, for inspection: checks it, and gives what it holds.
+
+    Nothing in the directory changes, and a run may be writing to it meanwhile.
+
+    Args:
+      directory: of the run.
+      step: its number; by default the newest step that is whole.
+      verify: as for `Checkpoints.resume`.
+
+    Returns:
+      The manifest, and the train state's arrays by the path of their leaf, as they are stored: a
+      PRNG key as its uint32 data.
+
+    Raises:
+      FileNotFoundError: there is no such step, or none at all.
+      CheckpointDamagedError: the step (or every step) is damaged.
+    """
+    where = RunDirectory(directory, write=False)
+    steps = where.steps() if step is None else [step]
+    reasons: dict[int, str] = {}
+    for number in reversed(steps):
+        if not where.step_path(number).is_dir():
+            raise FileNotFoundError(f"{os.fspath(directory)} has no step {number}")
+        try:
+            manifest = where.check(number, verify)
+            return manifest, _read_leaves(where.step_path(number), manifest)
+        except StepDamagedError as damage:
+            reasons[number] = str(damage)
+    if not steps:
+        raise FileNotFoundError(f"{os.fspath(directory)} has no steps")
+    raise CheckpointDamagedError(os.fspath(directory), reasons)
+
+
+@dataclasses.dataclass
+class _Resumed:
+    """What `save` has to know of the `resume` before it."""
+
+    identity: Identity
+    history: tuple[Mapping[str, Any], ...]
+    last_step: int | None
+
+
+class _Writer:
+    """Writes steps through Orbax, one at a time, in the background."""
+
+    def __init__(self, directory: RunDirectory, keep: int) -> None:
+        self._directory = directory
+        self._keep = keep
+        self._handler = _SealingHandler()
+        self._orbax = ocp.AsyncCheckpointer(
+            self._handler,
+            # Made in the background, a directory that cannot be made blocks the exit for 300 s.
+            async_options=ocp.options.AsyncOptions(create_directories_asynchronously=False),
+        )
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def begin(self, manifest: Manifest, stored: Any) -> None:
+        """Takes a copy of everything and begins to write it; no other save may be under way."""
+        position = dataclasses.asdict(manifest.position)
+        self._handler.manifest = manifest
+        try:
+            self._orbax.save(
+                self._directory.step_path(manifest.step),
+                args=ocp.args.Composite(
+                    **{
+                        TRAIN_STATE_ITEM: ocp.args.StandardSave(stored),
+                        ITERATOR_ITEM: ocp.args.JsonSave(position),
+                        MANIFEST_ITEM: ocp.args.JsonSave(manifest.to_dict()),
+                    }
+                ),
+            )
+        except Exception as error:
+            self._directory.clean_step(manifest.step)
+            raise self._failed(manifest.step, error) from error
+        self._thread = threading.Thread(
+            target=self._finish, args=(manifest.step,), name="regrain-save"
+        )
+        self._thread.start()
+
+    def wait(self) -> Exception | None:
+        """Waits for the save under way; returns the error that no call has told of yet, once."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+        error, self._error = self._error, None
+        return error
+
+    def raise_error(self) -> None:
+        """Raises the error of a save that has failed since the last call, without waiting."""
+        if self._thread is not None and not self._thread.is_alive():
+            error = self.wait()
+            if error is not None:
+                raise error
+
+    def close(self) -> None:
+        self._orbax.close()
+
+    def _finish(self, step: int) -> None:
+        try:
+            self._orbax.wait_until_finished()
+            sync_committed(self._directory.step_path(step))
+            self._directory.keep_newest(self._keep)
+        except Exception as error:  # noqa: BLE001 (whatever it is, the next call raises it)
+            self._directory.clean_step(step)
+            self._error = self._failed(step, error)
+            self._error.__cause__ = error
+
+    def _failed(self, step: int, error: Exception) -> RuntimeError:
+        return RuntimeError(
+            f"the save of step {step} in {self._directory.path} has failed: {error}. Earlier "
+            "checkpoints are intact, and the next save is independent of this one."
+        )
+
+
+class _SealingHandler(ocp.CompositeCheckpointHandler):  # type: ignore[misc]
+    """Orbax's handler of several items, which completes the manifest when all of them are written.
+
+    Orbax calls `finalize` once everything is in the temporary directory, right before the rename
+    that commits it.
+    """
+
+    manifest: Manifest
+
+    def finalize(self, directory: Any) -> None:
+        super().finalize(directory)
+        seal_step(pathlib.Path(os.fspath(directory)), self.manifest)
+
+
+@ocp.args.register_with_handler(_SealingHandler, for_save=True, for_restore=True)
+class _SealingArgs(ocp.args.Composite):  # type: ignore[misc]
+    """Tells Orbax that the handler takes a composite of items."""
+
+
+def _read_train_state(step_path: pathlib.Path, template: Any) -> Any:
+    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
+        return reader.restore(step_path / TRAIN_STATE_ITEM, args=ocp.args.StandardRestore(template))
+
+
+def _read_leaves(step_path: pathlib.Path, manifest: Manifest) -> dict[str, Any]:
+    try:
+        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
+            tree = reader.restore(step_path / TRAIN_STATE_ITEM, args=ocp.args.StandardRestore())
+        return stored_leaves(tree, manifest.identity.train_state)
+    except Exception as error:
+        raise StepDamagedError(f"its train state could not be read: {error}") from error
+
+
+def _check_step(train_state: Any, step: int, what: str) -> None:
+    own = step_of(train_state)
+    if own is not None and own != step:
+        raise ValueError(
+            f"the train state's own step is {own}, and {what} is at step {step}: they do not belong "
+            "together. Save after each update with the iterator that fed it (no read-ahead in "
+            "between); a counter of something else than batches needs another name than step"
+        )
+
+
+def _diff_leaves(before: tuple[Leaf, ...], now: tuple[Leaf, ...]) -> list[str]:
+    befores = {leaf.path: leaf.kind for leaf in before}
+    nows = {leaf.path: leaf.kind for leaf in now}
+    return [
+        f"{path} was {befores.get(path, 'absent')} and is {nows.get(path, 'absent')}"
+        for path in {**befores, **nows}
+        if befores.get(path) != nows.get(path)
+    ]
+
+
+def _diff_next_ids(found: Manifest, now: tuple[int | str, ...]) -> list[Difference]:
+    if found.next_ids == now:
+        return []
+    place = next(
+        (i for i, (a, b) in enumerate(zip(found.next_ids, now, strict=False)) if a != b),
+        min(len(found.next_ids), len(now)),
+    )
+    wrote = ", ".join(
+        f"{name} {version}"
+        for name, version in found.packages.items()
+        if package_versions().get(name) != version
+    )
+    return [
+        Difference(
+            "next_ids",
+            str(list(found.next_ids[place : place + 4])),
+            str(list(now[place : place + 4])),
+            f"from record {place} after the cursor on: the order has moved"
+            + (f" since {wrote}" if wrote else ""),
+        )
+    ]
+
+
+def _names(allow: Collection[str]) -> Collection[str]:
+    if isinstance(allow, str):
+        raise TypeError(f'allow is a set of names: write allow={{"{allow}"}}')
+    return allow
+
+
+def _at_least_one(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer, not {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, not {value}")
+    return value

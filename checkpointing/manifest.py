@@ -1,0 +1,301 @@
+"""The manifest: the JSON item of a checkpoint that says which stream and which files it belongs to.
+
+It is written as canonical JSON with a digest of itself, so that any change of any byte of it shows.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import json
+import platform
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Self
+
+import loader
+from checkpointing.train_state import Leaf
+from loader import Difference, Fingerprint, Pipeline, PipelineConfig, Position
+
+FORMAT_VERSION: Final = 1
+MAX_MANIFEST_BYTES: Final = 64 << 20
+NEXT_IDS: Final = 64
+#: Names that `allow` may hold: differences that a run can go on with.
+ALLOWABLE: Final = frozenset({"batch_size"})
+
+_NEXT_IDS_BYTES: Final = 16 << 10
+_PACKAGES: Final = ("regrain", "grain", "orbax-checkpoint", "jax", "jaxlib", "numpy")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """Which stream, and which train state: everything that must be the same again at a resume.
+
+    Attributes:
+      fingerprint: of the data.
+      config: `PipelineConfig.to_dict`.
+      order_version: of the shuffle kind, see `loader.ORDER_VERSIONS`.
+      transform: name and version; ``None`` without one.
+      run_config: the user's own settings that must not change.
+      train_state: path, shape, dtype and PRNG implementation of each leaf.
+    """
+
+    fingerprint: Fingerprint
+    config: Mapping[str, Any]
+    order_version: int
+    transform: Mapping[str, str] | None
+    run_config: Mapping[str, Any]
+    train_state: tuple[Leaf, ...]
+
+    @classmethod
+    def of(
+        cls, pipeline: Pipeline, run_config: Mapping[str, Any], train_state: Iterable[Leaf]
+    ) -> Self:
+        """The identity of what is at hand now. Reads the data where the source must, to digest it."""
+        return cls(
+            pipeline.fingerprint(),
+            pipeline.config.to_dict(),
+            loader.ORDER_VERSIONS[pipeline.config.shuffle],
+            transform_identity(pipeline.transform),
+            run_config,
+            tuple(train_state),
+        )
+
+    def diff(self, now: "Identity", pipeline: Pipeline) -> list[Difference]:
+        """Everything in which ``now`` differs from this identity, that of a checkpoint."""
+        return [
+            *self.fingerprint.diff(now.fingerprint, pipeline.source),
+            *_diff_mappings("", self.config, now.config),
+            *_diff_values("order_version", self.order_version, now.order_version),
+            *_diff_mappings("transform.", self.transform or {}, now.transform or {}),
+            *_diff_mappings("run_config.", self.run_config, now.run_config),
+            *_diff_mappings("train_state", _by_path(self.train_state), _by_path(now.train_state)),
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint says of itself.
+
+    Attributes:
+      step: batches delivered; also the name of the step's directory.
+      position: where the next batch begins.
+      identity: which stream and train state.
+      next_ids: IDs of up to 64 records that come next, padding left out.
+      history: the changes that `allow` let through on the way, oldest first: the position at which
+        each happened and, by name, the values before and after.
+      packages: versions of what wrote it.
+      files: by path inside the step's directory, the sha256 and size of every other file.
+    """
+
+    step: int
+    position: Position
+    identity: Identity
+    next_ids: tuple[int | str, ...]
+    history: tuple[Mapping[str, Any], ...]
+    packages: Mapping[str, str]
+    files: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        identity = self.identity
+        return {
+            "format": FORMAT_VERSION,
+            "step": self.step,
+            "position": dataclasses.asdict(self.position),
+            "fingerprint": identity.fingerprint.to_dict(),
+            "config": dict(identity.config),
+            "order": {"kind": identity.config["shuffle"], "version": identity.order_version},
+            "transform": identity.transform,
+            "run_config": dict(identity.run_config),
+            "train_state": [leaf.to_dict() for leaf in identity.train_state],
+            "next_ids": list(self.next_ids),
+            "history": [dict(change) for change in self.history],
+            "packages": dict(self.packages),
+            "files": dict(self.files),
+        }
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON, with ``sha256`` over all the rest of it."""
+        return seal(self.to_dict())
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Reads what `to_bytes` wrote.
+
+        Raises:
+          ValueError: it is not exactly that, says why.
+        """
+        try:
+            value = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"the manifest is not JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise ValueError("the manifest is not a JSON object")
+        if value.get("format") != FORMAT_VERSION:
+            raise ValueError(
+                f"the manifest has format {value.get('format')!r:.40}, and this version reads "
+                f"{FORMAT_VERSION}"
+            )
+        value.pop("sha256", None)
+        if seal(value) != data:
+            raise ValueError("the manifest does not match its own sha256")
+        try:
+            return cls._from_dict(value)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"the manifest lacks or mistypes a part: {error!r}") from error
+
+    @classmethod
+    def _from_dict(cls, value: dict[str, Any]) -> Self:
+        config, kind, version = value["config"], value["order"]["kind"], value["order"]["version"]
+        if not isinstance(config, dict) or kind != config["shuffle"]:
+            raise ValueError("its config and its order disagree")
+        if value["position"]["step"] != value["step"]:
+            raise ValueError(
+                f"it is of step {value['step']}, its position of step {value['position']['step']}"
+            )
+        transform = value["transform"]
+        return cls(
+            value["step"],
+            Position(**value["position"]),
+            Identity(
+                Fingerprint.from_dict(value["fingerprint"]),
+                config,
+                _typed(version, int),
+                None if transform is None else _texts(transform),
+                _typed(value["run_config"], dict),
+                tuple(Leaf.from_dict(leaf) for leaf in value["train_state"]),
+            ),
+            tuple(_id(entry) for entry in value["next_ids"]),
+            tuple(_typed(change, dict) for change in value["history"]),
+            _texts(value["packages"]),
+            {_typed(path, str): _file(entry) for path, entry in value["files"].items()},
+        )
+
+
+def seal(value: Mapping[str, Any]) -> bytes:
+    """A JSON object in canonical form, with a ``sha256`` over all its other members added."""
+    digest = hashlib.sha256(_canonical(value)).hexdigest()
+    return _canonical({**value, "sha256": digest})
+
+
+def next_ids(pipeline: Pipeline, position: Position) -> tuple[int | str, ...]:
+    """IDs of the records delivered next from a position: at most 64, and 16 KiB of text."""
+    found: list[int | str] = []
+    size = 0
+    while len(found) < NEXT_IDS and not pipeline.grid.is_end(position):
+        # A batch can hold millions of records; only its first ones are looked up.
+        rows = pipeline.rows_at(position, limit=NEXT_IDS - len(found))
+        for entry in pipeline.source.ids(rows).tolist():
+            size += len(str(entry).encode())
+            if size > _NEXT_IDS_BYTES:
+                return tuple(found)
+            found.append(entry)
+        position = pipeline.grid.after(position)
+    return tuple(found)
+
+
+def transform_identity(transform: Callable[..., Any] | None) -> dict[str, str] | None:
+    """Name and version of a transform, as a manifest holds them.
+
+    The name is that of the function, or of the class of a callable object; a `functools.partial`
+    adds its arguments. The version is the attribute ``version``, if there is one.
+    """
+    if transform is None:
+        return None
+    version = str(getattr(transform, "version", ""))
+    arguments = []
+    while isinstance(transform, functools.partial):
+        arguments += [repr(value) for value in transform.args]
+        arguments += [f"{name}={value!r}" for name, value in sorted(transform.keywords.items())]
+        version = version or str(getattr(transform.func, "version", ""))
+        transform = transform.func
+    name = getattr(transform, "__qualname__", type(transform).__qualname__)
+    return {"name": name + (f"({', '.join(arguments)})" if arguments else ""), "version": version}
+
+
+@functools.cache
+def package_versions() -> dict[str, str]:
+    """Versions of Python and of the packages that a stream passes through."""
+    versions = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return versions
+
+
+def json_value(value: Any, where: str) -> Any:
+    """A deep copy of a value in the types that JSON gives back.
+
+    Raises:
+      TypeError, ValueError: JSON cannot hold it, or would give back something else.
+    """
+    try:
+        text = json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"{where} must be a value that JSON can hold: {error}") from error
+    copy = json.loads(text)
+    if isinstance(value, Mapping) and any(not isinstance(key, str) for key in value):
+        raise TypeError(f"{where} must have strings as keys, not {list(value)!r:.80}")
+    return copy
+
+
+def config_with(pipeline: Pipeline, config: Mapping[str, Any]) -> Pipeline:
+    """The same source and transform under the config of a checkpoint."""
+    return Pipeline(pipeline.source, PipelineConfig.from_dict(config), pipeline.transform)
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    ).encode()
+
+
+def _diff_mappings(
+    prefix: str, before: Mapping[str, Any], now: Mapping[str, Any]
+) -> Iterable[Difference]:
+    for name in [*before, *(name for name in now if name not in before)]:
+        yield from _diff_values(prefix + name, before.get(name, _ABSENT), now.get(name, _ABSENT))
+
+
+class _Absent:
+    def __str__(self) -> str:
+        return "absent"
+
+
+_ABSENT: Final = _Absent()
+
+
+def _diff_values(name: str, before: Any, now: Any) -> Iterable[Difference]:
+    # 1, 1.0 and True are equal in Python and not the same setting.
+    if before != now or type(before) is not type(now):
+        yield Difference(name, str(before), str(now))
+
+
+def _by_path(leaves: Iterable[Leaf]) -> dict[str, str]:
+    return {leaf.path: leaf.kind for leaf in leaves}
+
+
+def _typed(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r:.60} is not of type {kind.__name__}")
+    return value
+
+
+def _texts(value: Any) -> dict[str, str]:
+    return {_typed(name, str): _typed(text, str) for name, text in _typed(value, dict).items()}
+
+
+def _id(value: Any) -> int | str:
+    return value if type(value) is int else str(_typed(value, str))
+
+
+def _file(value: Any) -> dict[str, Any]:
+    if set(_typed(value, dict)) != {"sha256", "bytes"} or _typed(value["bytes"], int) < 0:
+        raise TypeError(f"{value!r:.80} does not describe a file")
+    if not _SHA256.fullmatch(_typed(value["sha256"], str)):
+        raise TypeError(f"{value['sha256']!r:.80} is not a sha256")
+    return dict(value)

@@ -1,0 +1,233 @@
+"""A train state as Orbax can hold it exactly: what its leaves are, and how they go in and come out.
+
+Orbax refuses NumPy scalars and arrays of size zero, changes dtypes and loses weak types without a
+word. So leaves are described first (the description goes into the manifest and is compared at a
+resume), stored as plain arrays, and brought back to what they were.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_WRAPPED: Final = "train_state"
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """One leaf of a train state.
+
+    Attributes:
+      path: the keys, indices or attribute names that lead to it, as a JSON pointer (RFC 6901):
+        ``/params/dense/0``.
+      shape: of the array; of the array of keys, for PRNG keys.
+      dtype: of the array; ``"key"`` for PRNG keys; ``"int"``, ``"float"``, ``"bool"`` or ``"complex"``
+        for Python's own numbers.
+      prng: PRNG implementation of keys; empty for everything else.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    prng: str = ""
+
+    @property
+    def kind(self) -> str:
+        """Everything but the path, as one text."""
+        shape = f"[{','.join(map(str, self.shape))}]"
+        return f"{self.dtype}{f'<{self.prng}>' if self.prng else ''}{shape}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        value = {"path": self.path, "shape": list(self.shape), "dtype": self.dtype}
+        return {**value, "prng": self.prng} if self.prng else value
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Self:
+        """Reads what `to_dict` wrote; TypeError or KeyError where it is something else."""
+        shape, texts = value["shape"], (value["path"], value["dtype"], value.get("prng", ""))
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError(f"{value!r:.80} does not describe a leaf")
+        if not all(type(side) is int and side >= 0 for side in shape):
+            raise TypeError(f"{shape!r:.80} is not a shape")
+        return cls(texts[0], tuple(shape), texts[1], texts[2])
+
+
+def describe(train_state: Any) -> tuple[Leaf, ...]:
+    """Every leaf of a train state, in the order of the tree.
+
+    Raises:
+      TypeError: a leaf is neither an array, nor a PRNG key, nor a number; names it.
+    """
+    return tuple(_describe(path, leaf) for path, leaf in leaves_by_path(train_state).items())
+
+
+def leaves_by_path(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree by their paths, in the order of the tree.
+
+    Raises:
+      TypeError: two leaves have the same path (an attribute and a key of the same name, say).
+    """
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    by_path = {_pointer(keys): leaf for keys, leaf in leaves}
+    if len(by_path) != len(leaves):
+        raise TypeError(
+            "two leaves of the train state have the same path; rename one of their keys"
+        )
+    return by_path
+
+
+def is_abstract(train_state: Any) -> bool:
+    """Whether some leaf is a shape and dtype only."""
+    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(train_state))
+
+
+def to_stored(train_state: Any) -> Any:
+    """The tree with each leaf as the array that is stored for it. Shares memory with JAX's arrays."""
+    return _wrapped(jax.tree.map(_to_stored, train_state))
+
+
+def stored_template(train_state: Any) -> Any:
+    """What `to_stored` would give, as shapes, dtypes and shardings where the leaf is JAX's."""
+    return _wrapped(jax.tree.map(_stored_template, train_state))
+
+
+def from_stored(stored: Any, template: Any) -> Any:
+    """Brings stored arrays back to leaves like those of ``template``.
+
+    Raises:
+      ValueError: an array has another shape or dtype than it was asked for.
+    """
+    if _needs_wrapping(template):
+        stored = jax.tree.map(lambda _: stored[_WRAPPED], template)
+    return jax.tree.map(_from_stored, template, stored)
+
+
+def stored_leaves(stored: Any, leaves: tuple[Leaf, ...]) -> dict[str, Any]:
+    """The stored arrays of the leaves described, by their paths.
+
+    Raises:
+      KeyError: one is not there.
+    """
+    by_path = leaves_by_path(stored)
+    return {leaf.path: by_path[leaf.path or f"/{_WRAPPED}"] for leaf in leaves}
+
+
+def _needs_wrapping(tree: Any) -> bool:
+    return not jax.tree.leaves(tree) or jax.tree_util.all_leaves([tree])
+
+
+def _wrapped(tree: Any) -> Any:
+    """Orbax stores no bare array and no empty tree; these get a dict around them."""
+    if not _needs_wrapping(tree):
+        return tree
+    return {_WRAPPED: next(iter(jax.tree.leaves(tree)), np.zeros(1))}
+
+
+def _pointer(keys: tuple[Any, ...]) -> str:
+    names = (jax.tree_util.keystr((key,), simple=True) for key in keys)
+    return "".join("/" + name.replace("~", "~0").replace("/", "~1") for name in names)
+
+
+def _is_key(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _describe(path: str, leaf: Any) -> Leaf:
+    if _is_key(leaf):
+        return Leaf(path, tuple(leaf.shape), "key", _prng_name(leaf))
+    if isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
+        dtype = np.dtype(leaf.dtype)
+        if dtype.hasobject or dtype.kind in "USMm" or dtype.names:
+            raise TypeError(f"train state leaf {path} has dtype {dtype}, which is not a number's")
+        return Leaf(path, tuple(leaf.shape), str(dtype))
+    if type(leaf) in (bool, int, float, complex):
+        if type(leaf) is int and not -(2**63) <= leaf < 2**63:
+            raise TypeError(f"train state leaf {path} is {leaf}, which does not fit 64 bits")
+        return Leaf(path, (), type(leaf).__name__)
+    raise TypeError(
+        f"train state leaf {path} is {leaf!r:.60} of type {type(leaf).__name__}; a checkpoint holds "
+        "arrays, PRNG keys and numbers: keep functions and texts outside the train state"
+    )
+
+
+def _prng_name(leaf: Any) -> str:
+    """Name of a key's PRNG implementation, as `jax.random.key` takes it: ``threefry2x32``, ``rbg``, ..."""
+    if isinstance(leaf, jax.Array):
+        return str(jax.random.key_impl(leaf))
+    for name in ("threefry2x32", "rbg", "unsafe_rbg"):
+        if jax.eval_shape(lambda name=name: jax.random.key(0, impl=name)).dtype == leaf.dtype:
+            return name
+    raise TypeError(
+        f"{leaf.dtype} has a PRNG implementation of unknown name; pass keys, not shapes"
+    )
+
+
+def _to_stored(leaf: Any) -> Any:
+    if _is_key(leaf):
+        leaf = jax.random.key_data(leaf)
+    if not isinstance(leaf, jax.Array):
+        leaf = np.array(leaf)  # a copy: the caller may go on writing into its own
+    return leaf if leaf.size else np.zeros(1, leaf.dtype)
+
+
+def _stored_template(leaf: Any) -> Any:
+    if _is_key(leaf):
+        data = jax.eval_shape(jax.random.key_data, leaf)
+        sharding = leaf.sharding if isinstance(leaf, jax.Array) else None
+        if sharding is not None and not sharding.is_fully_replicated:
+            sharding = jax.random.key_data(leaf).sharding
+        return _struct(data.shape, data.dtype, sharding)
+    if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and 0 not in leaf.shape:
+        return _struct(leaf.shape, leaf.dtype, leaf.sharding)
+    array = np.asarray(0 if isinstance(leaf, jax.ShapeDtypeStruct) else leaf)
+    return array if array.size else np.zeros(1, array.dtype)
+
+
+def _struct(shape: Any, dtype: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    sharding = sharding or _default_sharding()
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+
+
+def _default_sharding() -> jax.sharding.Sharding:
+    return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+
+
+def _from_stored(leaf: Any, stored: Any) -> Any:
+    expected = _stored_template(leaf)
+    if stored.shape != expected.shape or stored.dtype != expected.dtype:
+        raise ValueError(
+            f"an array came back as {stored.dtype}{list(stored.shape)} instead of "
+            f"{expected.dtype}{list(expected.shape)}"
+        )
+    if _is_key(leaf):
+        return jax.random.wrap_key_data(stored, impl=_prng_name(leaf))
+    if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+        if 0 in leaf.shape:
+            return jnp.zeros(leaf.shape, leaf.dtype)
+        return _weak(stored) if getattr(leaf, "weak_type", False) else stored
+    if isinstance(leaf, np.ndarray):
+        return stored.reshape(leaf.shape) if leaf.size else np.zeros(leaf.shape, leaf.dtype)
+    return stored[()] if isinstance(leaf, np.generic) else type(leaf)(stored[()])
+
+
+def _weak(array: jax.Array) -> jax.Array:
+    """The same values as a weakly typed array: in later promotions it then counts as it did before."""
+    python_zero = {"i": 0, "f": 0.0, "c": 0j, "b": False}[array.dtype.kind]
+    zeros = jnp.full(array.shape, python_zero)
+    if zeros.dtype != array.dtype:
+        return array
+    weak: jax.Array = jax.device_put(zeros.at[...].set(array), array.sharding)
+    return weak
+
+
+def step_of(train_state: Any) -> int | None:
+    """The train state's own count of steps: an integer named ``step`` at its top, if it has one."""
+    leaf = leaves_by_path(train_state).get("/step")
+    if leaf is None or isinstance(leaf, jax.ShapeDtypeStruct) or _is_key(leaf):
+        return None
+    array = np.asarray(leaf)
+    return int(array) if array.ndim == 0 and array.dtype.kind in "iu" else None

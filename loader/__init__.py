@@ -1,0 +1,27 @@
+"""A stream of batches for JAX training loops that is a pure function of data and configuration."""
+
+from loader.batching import Position, masked_mean
+from loader.config import PipelineConfig
+from loader.fingerprint import Difference, Fingerprint, dataset_digest, fingerprint
+from loader.order import ORDER_VERSIONS, epoch_order, position_of
+from loader.pipeline import BatchIterator, Pipeline, ReadOptions
+from loader.sources import ArraySource, Field, RecordSource
+
+__all__ = [
+    "ORDER_VERSIONS",
+    "ArraySource",
+    "BatchIterator",
+    "Difference",
+    "Field",
+    "Fingerprint",
+    "Pipeline",
+    "PipelineConfig",
+    "Position",
+    "ReadOptions",
+    "RecordSource",
+    "dataset_digest",
+    "epoch_order",
+    "fingerprint",
+    "masked_mean",
+    "position_of",
+]

@@ -1,0 +1,168 @@
+"""Where batches begin and end, and what the last one of an epoch looks like.
+
+Words: an epoch has ``num_records`` positions; a batch is a stretch of them; ``offset`` counts the
+records of the current epoch that have been delivered; ``step`` counts batches from the start.
+"""
+
+import dataclasses
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from loader.config import PipelineConfig
+
+Batch = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Position:
+    """A place in the stream, between two batches.
+
+    Attributes:
+      epoch: passes over the data that are complete.
+      offset: records of the current pass that have been delivered.
+      step: batches delivered in all.
+    """
+
+    epoch: int = 0
+    offset: int = 0
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            try:
+                if isinstance(value, bool | np.bool_):
+                    raise TypeError
+                value = operator.index(value)
+            except TypeError:
+                raise TypeError(
+                    f"{field.name} of a position must be an integer, not {value!r}"
+                ) from None
+            if not 0 <= value < 2**63:
+                raise ValueError(f"{field.name} of a position must be 0 to 2**63 - 1, not {value}")
+            object.__setattr__(self, field.name, value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """The batch borders of a stream: the same in each epoch.
+
+    Attributes:
+      num_records: records in an epoch.
+      config: its batch size, final-batch policy and number of epochs are used.
+    """
+
+    num_records: int
+    config: PipelineConfig
+
+    @property
+    def delivered_per_epoch(self) -> int:
+        """Records that an epoch delivers: all, or under ``"drop"`` those that fill batches."""
+        if self.config.final_batch == "drop":
+            return self.num_records // self.config.batch_size * self.config.batch_size
+        return self.num_records
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch."""
+        return -(-self.delivered_per_epoch // self.config.batch_size)
+
+    @property
+    def num_steps(self) -> int | None:
+        """Batches in all; ``None`` where ``num_epochs`` is."""
+        epochs = self.config.num_epochs
+        return None if epochs is None else epochs * self.steps_per_epoch
+
+    def position(self, step: int) -> Position:
+        """Where batch number ``step`` begins, in a run that never changed its batch size."""
+        epoch, batch = divmod(step, self.steps_per_epoch)
+        return Position(epoch, batch * self.config.batch_size, step)
+
+    def stop(self, position: Position) -> int:
+        """Offset at which the batch that begins at ``position`` ends."""
+        return min(position.offset + self.config.batch_size, self.num_records)
+
+    def normal(self, position: Position) -> Position:
+        """The same place with an offset at which a batch begins: an epoch's end is the next one's start."""
+        left = self.num_records - position.offset
+        if left <= 0 or (self.config.final_batch == "drop" and left < self.config.batch_size):
+            return Position(position.epoch + 1, 0, position.step)
+        return position
+
+    def after(self, position: Position) -> Position:
+        """The place behind the batch that begins at ``position``."""
+        return self.normal(Position(position.epoch, self.stop(position), position.step + 1))
+
+    def is_end(self, position: Position) -> bool:
+        """Whether no batch begins there."""
+        return self.config.num_epochs is not None and position.epoch >= self.config.num_epochs
+
+    def check(self, position: Position) -> Position:
+        """Checks that a position can be one of this stream; returns it in its normal form.
+
+        Raises:
+          ValueError: an offset beyond the records, or an epoch beyond the last.
+        """
+        if position.offset > self.num_records:
+            raise ValueError(
+                f"offset {position.offset} is beyond an epoch of {self.num_records} records; the "
+                "position belongs to other data"
+            )
+        epochs = self.config.num_epochs
+        if epochs is not None and (position.epoch, position.offset) > (epochs, 0):
+            raise ValueError(
+                f"epoch {position.epoch}, offset {position.offset} is beyond the end of "
+                f"{epochs} epochs; the position belongs to another configuration"
+            )
+        return self.normal(position)
+
+
+def padded(batch: Mapping[str, Any], batch_size: int) -> Batch:
+    """A batch filled up to ``batch_size`` slots: fields zero, ``id`` -1 or "", ``mask`` False."""
+    have = len(batch["id"])
+    if have == batch_size:
+        return dict(batch)
+    filled = {}
+    for name, value in batch.items():
+        array = np.asarray(value)
+        slots = np.zeros((batch_size, *array.shape[1:]), array.dtype)
+        slots[:have] = array
+        filled[name] = slots
+    if filled["id"].dtype.kind != "U":
+        filled["id"][have:] = -1
+    return filled
+
+
+def masked_mean(values: Any, mask: Any) -> Any:
+    """Mean over real records only: the sum over unmasked slots, divided by how many values they hold.
+
+    Equal to the mean over the same records in a batch without padding, which a plain ``mean`` over
+    padded slots is not.
+
+    Args:
+      values: ``[batch, ...]``, a NumPy or JAX array (also traced); what stands in masked slots,
+        NaN included, has no influence.
+      mask: ``bool[batch]``, or any shape that is a leading part of that of ``values``.
+
+    Returns:
+      A scalar, in the dtype that ``mean`` gives for ``values``; NaN where the mask selects nothing.
+
+    Raises:
+      ValueError: the mask's shape is not a leading part of the values' shape.
+    """
+    if not hasattr(values, "__array_namespace__"):
+        values = np.asarray(values)
+    xp = values.__array_namespace__()
+    mask = xp.asarray(mask).astype(bool)
+    if mask.ndim == 0 or values.shape[: mask.ndim] != mask.shape:
+        raise ValueError(
+            f"mask{list(mask.shape)} must match the first axes of values{list(values.shape)}"
+        )
+    mask = mask.reshape(mask.shape + (1,) * (values.ndim - mask.ndim))
+    mask = xp.broadcast_to(mask, values.shape)
+    if isinstance(mask, np.ndarray) and not mask.any():
+        return np.mean(np.zeros(1, values.dtype)) * np.nan
+    return xp.mean(values, where=mask)

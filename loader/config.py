@@ -1,0 +1,171 @@
+"""The settings that define a stream of batches, and nothing else.
+
+What only touches speed (threads, prefetch) is an argument of `Pipeline.iterate` instead: it may
+change from run to run, and a checkpoint does not ask about it.
+"""
+
+import dataclasses
+import os
+import pathlib
+import tomllib
+from collections.abc import Mapping
+from typing import Any, Final, Literal, Self, get_args
+
+import numpy as np
+
+from loader import order
+
+FinalBatch = Literal["partial", "drop", "pad"]
+
+FINAL_BATCHES: Final[tuple[str, ...]] = get_args(FinalBatch)
+MAX_BATCH_SIZE: Final = 2**31 - 1
+MAX_TOML_BYTES: Final = 1 << 20
+
+_MISSING: Final = object()
+
+
+@dataclasses.dataclass(frozen=True)
+class PipelineConfig:
+    """Everything that decides which records come in which batch. Immutable; all of it is in each checkpoint.
+
+    Attributes:
+      batch_size: records in a batch, 1 to 2**31 - 1.
+      seed: of the shuffle, 0 to 2**32 - 1.
+      final_batch: what becomes of the ``n mod batch_size`` last records of an epoch. ``"partial"``:
+        a shorter batch. ``"drop"``: left out (`Pipeline.omitted_ids` tells which). ``"pad"``: a full
+        batch whose empty slots are zero, with ``mask`` False. There is no default, because it
+        decides what an epoch's statistics mean.
+      num_epochs: passes over the data; ``None`` runs on.
+      shuffle: ``"feistel"``, ``"permutation"`` or ``"none"`` (see `epoch_order`).
+
+    Raises:
+      TypeError, ValueError: at construction; one error that names every bad setting.
+    """
+
+    batch_size: int
+    seed: int
+    final_batch: FinalBatch
+    num_epochs: int | None = 1
+    shuffle: order.Shuffle = "feistel"
+
+    def __post_init__(self) -> None:
+        problems = []
+        for field in dataclasses.fields(self):
+            value = _plain(getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+            problems += _problems(field.name, value)
+        _raise_all(problems, "PipelineConfig")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as a plain dict that JSON can hold; `from_dict` is the inverse."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any]) -> Self:
+        """Makes a config from a mapping of names to values.
+
+        Raises:
+          TypeError, ValueError: one error that names every unknown, missing and ill-typed key.
+        """
+        return cls._from_mapping(settings, "PipelineConfig")
+
+    @classmethod
+    def from_toml(cls, path: str | os.PathLike[str]) -> Self:
+        """Reads a config from a TOML file of at most 1 MiB.
+
+        The settings stand in a table ``[pipeline]``, beside which other tables may stand for other
+        readers, or, in a file that is about the pipeline alone, at the top level. TOML has no null:
+        ``num_epochs = "none"`` is ``None``.
+
+        Raises:
+          OSError: the file cannot be read.
+          TypeError, ValueError: not TOML, too large, or one error that names every unknown, missing
+            and ill-typed key.
+        """
+        document = _read_toml(path)
+        settings: Any = document
+        if "pipeline" in document:
+            stray = [key for key, value in document.items() if not isinstance(value, dict)]
+            if stray or not isinstance(document["pipeline"], dict):
+                names = ", ".join(map(repr, stray or ["pipeline"]))
+                raise ValueError(
+                    f"{os.fspath(path)}: {names} must stand inside a table; put pipeline settings "
+                    "into [pipeline], others into tables of their own"
+                )
+            settings = document["pipeline"]
+        if settings.get("num_epochs") == "none":
+            settings = {**settings, "num_epochs": None}
+        return cls._from_mapping(settings, os.fspath(path))
+
+    @classmethod
+    def _from_mapping(cls, settings: Mapping[str, Any], origin: str) -> Self:
+        if not isinstance(settings, Mapping):
+            raise TypeError(f"{origin}: settings must be a mapping, not {type(settings).__name__}")
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        problems: list[tuple[type[Exception], str]] = [
+            (ValueError, f"{key!r} is not a setting (known: {', '.join(fields)})")
+            for key in settings
+            if key not in fields
+        ]
+        for name, field in fields.items():
+            value = _plain(settings.get(name, _MISSING))
+            if value is not _MISSING:
+                problems += _problems(name, value)
+            elif field.default is dataclasses.MISSING:
+                problems.append((ValueError, f"{name!r} is missing: {_EXPECTED[name]}"))
+        _raise_all(problems, origin)
+        return cls(**settings)
+
+
+_EXPECTED: Final = {
+    "batch_size": f"an integer, 1 to {MAX_BATCH_SIZE}",
+    "seed": f"an integer, 0 to {order.MAX_SEED}",
+    "final_batch": f"one of {', '.join(map(repr, FINAL_BATCHES))}",
+    "num_epochs": "an integer of at least 1, or None to run on",
+    "shuffle": f"one of {', '.join(map(repr, order.SHUFFLES))}",
+}
+_CHOICES: Final = {"final_batch": FINAL_BATCHES, "shuffle": order.SHUFFLES}
+_RANGES: Final = {
+    "batch_size": (1, MAX_BATCH_SIZE),
+    "seed": (0, order.MAX_SEED),
+    "num_epochs": (1, order.MAX_EPOCH),
+}
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's integers and strings as Python's, so that a config compares and serialises the same."""
+    if isinstance(value, np.integer):
+        return int(value)
+    return str(value) if isinstance(value, np.str_) else value
+
+
+def _problems(name: str, value: Any) -> list[tuple[type[Exception], str]]:
+    text = f"{name!r} must be {_EXPECTED[name]}, not {value!r}"
+    if name in _CHOICES:
+        if not isinstance(value, str):
+            return [(TypeError, text)]
+        return [] if value in _CHOICES[name] else [(ValueError, text)]
+    if value is None and name == "num_epochs":
+        return []
+    if isinstance(value, bool) or not isinstance(value, int):
+        return [(TypeError, text)]
+    low, high = _RANGES[name]
+    return [] if low <= value <= high else [(ValueError, text)]
+
+
+def _raise_all(problems: list[tuple[type[Exception], str]], origin: str) -> None:
+    if problems:
+        kinds = {kind for kind, _ in problems}
+        kind = kinds.pop() if len(kinds) == 1 else ValueError
+        raise kind(f"{origin}: " + "; ".join(text for _, text in problems))
+
+
+def _read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
+    with pathlib.Path(path).open("rb") as file:
+        data = file.read(MAX_TOML_BYTES + 1)
+    if len(data) > MAX_TOML_BYTES:
+        raise ValueError(f"{os.fspath(path)} is larger than {MAX_TOML_BYTES} bytes: not a config")
+    try:
+        return tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError and UnicodeDecodeError are both
+        raise ValueError(f"{os.fspath(path)} is not a TOML file: {error}") from error

@@ -1,0 +1,427 @@
+"""The identity of a data set: a digest of its IDs, field names, dtypes, shapes and bytes, in order.
+
+A fingerprint is a small tree. Its leaf is the digest of one column (the IDs, or a field) over one
+chunk of records, by the formula of `dataset_digest`. Upwards, a column's digest is that of its
+leaves, and the whole digest that of all columns with their names, dtypes and shapes. Sideways, a
+chunk's leaves over all columns give the chunk's mark: the marks are what lets a later comparison
+say *which* records differ. There are at most 2,048 of them, so a fingerprint has a bounded size for
+any number of records, and for up to 2,048 records a mark is one record.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+FINGERPRINT_VERSION: Final = 1
+MAX_CHUNKS: Final = 2048
+ID_COLUMN: Final = "id"
+
+_MARK_HEX: Final = 12  # 48 bits: a mark only places a difference that whole digests have shown
+_READ_BYTES: Final = 1 << 24
+_UNIQUE_UP_TO: Final = 1 << 22
+_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+class _Field(Protocol):
+    @property
+    def dtype(self) -> Any: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+class _Readable(Protocol):
+    """What a fingerprint needs of a `RecordSource`."""
+
+    def __len__(self) -> int: ...
+    @property
+    def fields(self) -> Mapping[str, _Field]: ...
+    def ids(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]: ...
+    def read(self, rows: npt.NDArray[np.int64]) -> Mapping[str, npt.NDArray[Any]]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class ColumnDigest:
+    """Identity of one column: its dtype and per-record shape as text, and ``sha256:`` + 64 hex digits."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    digest: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """One thing that two sides do not have in common: its name, both values as text, and a remark."""
+
+    name: str
+    checkpoint: str
+    now: str
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fingerprint:
+    """Identity of a data set.
+
+    Attributes:
+      num_records: how many records.
+      columns: by name, the IDs (under ``"id"``) and each field.
+      chunk_records: records to a mark.
+      marks: 12 hex digits for each chunk, all in one string; empty where there are none.
+      digest: ``sha256:`` + 64 hex digits, over everything but the marks.
+    """
+
+    num_records: int
+    columns: Mapping[str, ColumnDigest]
+    chunk_records: int
+    marks: str
+
+    @property
+    def digest(self) -> str:
+        """Digest of the whole data set. Two data sets are the same if and only if it is equal."""
+        columns = [
+            [name, column.dtype, list(column.shape), column.digest]
+            for name, column in sorted(self.columns.items())
+        ]
+        return _sha256(
+            json.dumps([FINGERPRINT_VERSION, self.num_records, self.chunk_records, columns])
+        )
+
+    @classmethod
+    def of_revision(cls, revision: str, source: _Readable) -> Self:
+        """Identity by a name that the data's owner never reuses, for data too large to be read.
+
+        It covers the revision's name, the number of records, and the fields' names, dtypes and
+        shapes, but no content: only as good as the promise that a revision never changes.
+        """
+        if not isinstance(revision, str) or not revision:
+            raise ValueError(f"revision must be a name, not {revision!r}")
+        specs = {ID_COLUMN: ("", ())} | {
+            name: (str(np.dtype(field.dtype)), tuple(field.shape))
+            for name, field in source.fields.items()
+        }
+        columns = {
+            name: ColumnDigest(dtype, shape, _sha256(json.dumps(["revision", revision, name])))
+            for name, (dtype, shape) in specs.items()
+        }
+        return cls(len(source), columns, max(1, len(source)), "")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values; at most 24 KiB and some 150 bytes a field. `from_dict` is the inverse."""
+        return {
+            "version": FINGERPRINT_VERSION,
+            "digest": self.digest,
+            "num_records": self.num_records,
+            "columns": {
+                name: {"dtype": column.dtype, "shape": list(column.shape), "digest": column.digest}
+                for name, column in self.columns.items()
+            },
+            "chunk_records": self.chunk_records,
+            "marks": self.marks,
+        }
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Self:
+        """Reads what `to_dict` wrote.
+
+        Raises:
+          ValueError: another version, a value of the wrong kind, or a digest that does not hold.
+        """
+        try:
+            if value["version"] != FINGERPRINT_VERSION:
+                raise ValueError(
+                    f"fingerprint version {value['version']!r} is not {FINGERPRINT_VERSION}"
+                )
+            columns = {
+                _text(name): ColumnDigest(
+                    _text(column["dtype"]),
+                    tuple(_count(side) for side in column["shape"]),
+                    _text(column["digest"], _DIGEST),
+                )
+                for name, column in value["columns"].items()
+            }
+            made = cls(
+                _count(value["num_records"]),
+                columns,
+                _count(value["chunk_records"]),
+                _text(value["marks"], re.compile(r"([0-9a-f]{12}){0,2048}")),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a fingerprint: {error!r}") from error
+        if made.digest != value.get("digest"):
+            raise ValueError("not a fingerprint: its digest does not hold")
+        return made
+
+    def diff(self, other: "Fingerprint", source: _Readable | None = None) -> list[Difference]:
+        """How ``other`` (the data now) differs from this one (the data of a checkpoint).
+
+        Args:
+          other: the later fingerprint.
+          source: the data of ``other``; with it, differing records are named by their IDs.
+
+        Returns:
+          One `Difference` for the number of records, the IDs and each field that differs; empty if
+          and only if the digests are equal. Names begin with ``dataset.``.
+        """
+        if self.digest == other.digest:
+            return []
+        found = []
+        if self.num_records != other.num_records:
+            found.append(
+                Difference("dataset.num_records", str(self.num_records), str(other.num_records))
+            )
+        where = self._where(other, source)
+        for name in sorted({*self.columns, *other.columns}, key=lambda name: (name != "id", name)):
+            before, after = self.columns.get(name), other.columns.get(name)
+            label = f"dataset.{name}"
+            if before is None or after is None:
+                found.append(Difference(label, _brief(before), _brief(after)))
+            elif (before.dtype, before.shape) != (after.dtype, after.shape):
+                found.append(Difference(label, _kind(before), _kind(after)))
+            elif before.digest != after.digest:
+                found.append(Difference(label, _brief(before), _brief(after), where))
+        return found
+
+    def _where(self, other: "Fingerprint", source: _Readable | None) -> str:
+        """Which records differ, as far as the marks tell."""
+        if not self.marks or not other.marks:
+            return ""
+        if self.chunk_records != other.chunk_records:
+            if source is None:
+                return ""
+            other = fingerprint(source, chunk_records=self.chunk_records)
+        before, after = _chunks(self), _chunks(other)
+        chunks = [i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b]
+        if not chunks:
+            return ""
+        total = min(self.num_records, other.num_records)
+        if self.chunk_records > 1:
+            spans = ", ".join(
+                f"{i * self.chunk_records}-{min((i + 1) * self.chunk_records, total) - 1}"
+                for i in chunks[:4]
+            )
+            more = f" and {len(chunks) - 4} more" if len(chunks) > 4 else ""
+            return f"in {len(chunks)} of {len(before)} chunks: rows {spans}{more}"
+        rows = chunks[:8]
+        names = rows if source is None else source.ids(np.array(rows, np.int64)).tolist()
+        word = "row" if source is None else "id"
+        listed = ", ".join(map(str, names)) + (", ..." if len(chunks) > len(rows) else "")
+        verb = "record differs" if len(chunks) == 1 else "records differ"
+        counted = (
+            f"{len(chunks)} of {total} {verb}"
+            if len(chunks) > 1
+            else f"1 of {total} records differs"
+        )
+        return f"{counted}: {word} {listed}"
+
+
+def dataset_digest(*arrays: npt.ArrayLike) -> str:
+    """SHA-256 over each array's dtype, shape and bytes, in turn.
+
+    The formula of the lesson "Design an input pipeline": for each array, ``str(dtype)``,
+    ``str(shape)`` and the bytes in C order.
+
+    Args:
+      *arrays: arrays of any dtype but object.
+
+    Returns:
+      64 hex digits.
+
+    Raises:
+      TypeError: an array of Python objects, whose bytes are addresses and identify nothing.
+    """
+    digest = hashlib.sha256()
+    for given in arrays:
+        array = np.asarray(given)
+        if array.dtype.hasobject:
+            raise TypeError(
+                f"an array of dtype {array.dtype} has no bytes of its own to digest; "
+                "give it a fixed dtype"
+            )
+        digest.update(str(array.dtype).encode())
+        digest.update(str(array.shape).encode())
+        digest.update(_raw(array))
+    return digest.hexdigest()
+
+
+def fingerprint(source: _Readable, *, chunk_records: int | None = None) -> Fingerprint:
+    """Reads a whole source, in order, and digests it.
+
+    Args:
+      source: a `RecordSource`.
+      chunk_records: records to a mark; by default the smallest power of two that gives at most
+        2,048 marks.
+
+    Returns:
+      Its `Fingerprint`. Memory is bounded: some 16 MiB, or one record, is read at a time.
+
+    Raises:
+      ValueError: the source gives something else than its ``fields`` say, an ID that padding uses
+        (-1 or ""), or, among up to 4,194,304 records, an ID twice.
+    """
+    total = len(source)
+    chunk = chunk_records or default_chunk_records(total)
+    specs = {name: (np.dtype(f.dtype), tuple(f.shape)) for name, f in source.fields.items()}
+    names = [ID_COLUMN, *specs]
+    columns = {name: hashlib.sha256() for name in names}
+    leaves = {name: hashlib.sha256() for name in names}
+    seen: list[npt.NDArray[Any]] = []
+    id_dtype = ""
+    marks = []
+    for start, stop in _blocks(total, specs):
+        arrays = _read(source, start, stop, specs)
+        id_dtype = str(arrays[ID_COLUMN].dtype) if arrays[ID_COLUMN].dtype.kind == "i" else "str"
+        if total <= _UNIQUE_UP_TO:
+            seen.append(arrays[ID_COLUMN])
+        for low, high in _cut(start, stop, chunk):
+            for name in names:
+                if low % chunk == 0:
+                    dtype, shape = specs.get(name, (id_dtype, ()))
+                    leaves[name] = _begin(dtype, (min(chunk, total - low), *shape))
+                leaves[name].update(_bytes(arrays[name][low - start : high - start]))
+            if high % chunk == 0 or high == total:
+                digests = {name: leaf.digest() for name, leaf in leaves.items()}
+                for name in names:
+                    columns[name].update(digests[name])
+                mark = hashlib.sha256(b"".join(digests[name] for name in sorted(names)))
+                marks.append(mark.hexdigest()[:_MARK_HEX])
+    if seen:
+        check_unique(np.concatenate(seen))
+    found = {}
+    for name in names:
+        dtype, shape = specs.get(name, (id_dtype, ()))
+        found[name] = ColumnDigest(str(dtype), shape, "sha256:" + columns[name].hexdigest())
+    return Fingerprint(total, found, chunk, "".join(marks))
+
+
+def default_chunk_records(num_records: int) -> int:
+    """Records to a mark: the smallest power of two that gives at most `MAX_CHUNKS` of them."""
+    return 1 << max(0, (-(-num_records // MAX_CHUNKS) - 1).bit_length())
+
+
+def check_ids(ids: npt.NDArray[Any], first_row: int = 0) -> None:
+    """Checks that IDs are int64[n] or str[n], none of them a value that padding uses.
+
+    Raises:
+      TypeError, ValueError: they are not; names the row.
+    """
+    if ids.ndim != 1 or (ids.dtype.kind != "U" and ids.dtype != np.int64):
+        raise TypeError(f"IDs must be int64[n] or str[n], not {ids.dtype}{list(ids.shape)}")
+    padding: Any = "" if ids.dtype.kind == "U" else -1
+    at = np.flatnonzero(ids == padding)
+    if at.size:
+        raise ValueError(
+            f"row {first_row + int(at[0])} has the ID {padding!r}, which marks an empty slot of a "
+            "padded batch; give the record another ID"
+        )
+
+
+def check_unique(ids: npt.NDArray[Any]) -> None:
+    """Checks that no ID stands twice.
+
+    Raises:
+      ValueError: one does; names it and two of its rows.
+    """
+    by_id = np.argsort(ids, kind="stable")
+    twice = np.flatnonzero(ids[by_id[1:]] == ids[by_id[:-1]])
+    if twice.size:
+        first, second = by_id[twice[0]], by_id[twice[0] + 1]
+        raise ValueError(
+            f"ID {ids[first]!r} belongs to rows {first} and {second} ({twice.size} such pairs); an "
+            "ID must name one record, or nothing can tell what was seen"
+        )
+
+
+def _blocks(
+    total: int, specs: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
+) -> Iterator[tuple[int, int]]:
+    record_bytes = 8 + sum(dtype.itemsize * math.prod(shape) for dtype, shape in specs.values())
+    step = max(1, _READ_BYTES // record_bytes)
+    return ((start, min(start + step, total)) for start in range(0, total, step))
+
+
+def _cut(start: int, stop: int, chunk: int) -> Iterator[tuple[int, int]]:
+    """``start`` to ``stop``, cut where chunks meet."""
+    while start < stop:
+        end = min(stop, (start // chunk + 1) * chunk)
+        yield start, end
+        start = end
+
+
+def _read(
+    source: _Readable,
+    start: int,
+    stop: int,
+    specs: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]],
+) -> dict[str, npt.NDArray[Any]]:
+    rows = np.arange(start, stop, dtype=np.int64)
+    ids = np.asarray(source.ids(rows))
+    check_ids(ids, start)
+    arrays = {name: np.asarray(array) for name, array in source.read(rows).items()}
+    if ids.shape != rows.shape:
+        raise ValueError(f"the source gave {ids.shape[0]} IDs for {rows.size} rows")
+    for name, (dtype, shape) in specs.items():
+        got = arrays[name]
+        if got.dtype != dtype or got.shape != (rows.size, *shape):
+            raise ValueError(
+                f"field {name!r} reads as {got.dtype}{list(got.shape)} for {rows.size} rows, but "
+                f"the source's fields say {dtype}{[rows.size, *shape]}"
+            )
+    return {**arrays, ID_COLUMN: ids}
+
+
+def _begin(dtype: object, shape: tuple[int, ...]) -> "hashlib._Hash":
+    digest = hashlib.sha256(str(dtype).encode())
+    digest.update(str(shape).encode())
+    return digest
+
+
+def _bytes(array: npt.NDArray[Any]) -> Any:
+    """A column's bytes in C order, without a copy where it is contiguous.
+
+    Strings are given as UTF-8, each ended by a zero byte: the width NumPy stores them in is no
+    part of what they say.
+    """
+    if array.dtype.kind == "U":
+        return "".join(f"{text}\0" for text in array.reshape(-1).tolist()).encode()
+    return _raw(array)
+
+
+def _raw(array: npt.NDArray[Any]) -> Any:
+    if array.nbytes == 0:
+        return b""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _chunks(of: Fingerprint) -> list[str]:
+    return [of.marks[i : i + _MARK_HEX] for i in range(0, len(of.marks), _MARK_HEX)]
+
+
+def _sha256(text: str) -> str:
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def _brief(column: ColumnDigest | None) -> str:
+    return "absent" if column is None else column.digest[:19] + "..."
+
+
+def _kind(column: ColumnDigest) -> str:
+    return f"{column.dtype}{list(column.shape)}"
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise TypeError(f"{value!r} is not a count")
+    return value
+
+
+def _text(value: Any, pattern: re.Pattern[str] | None = None) -> str:
+    if not isinstance(value, str) or (pattern and not pattern.fullmatch(value)):
+        raise TypeError(f"{value!r:.80} is not the text expected there")
+    return value

@@ -1,0 +1,347 @@
+"""The stream itself: source -> seeded shuffle -> batches, executed by Grain.
+
+One Grain element is one batch, gathered in one vectorised read. What batch stands where is decided
+by `order` and `batching`, as a pure function of the configuration, so every way to get at a batch
+(iterating, resuming, a step's number) gives the same one.
+"""
+
+import operator
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, SupportsIndex, TypeAlias
+
+import grain
+import numpy as np
+import numpy.typing as npt
+
+from loader.batching import Batch, Grid, Position, padded
+from loader.config import PipelineConfig
+from loader.fingerprint import Fingerprint
+from loader.order import EpochOrder, Rows
+from loader.sources import RecordSource, check_source
+
+ReadOptions: TypeAlias = grain.ReadOptions
+Transform = Callable[[Batch], Mapping[str, Any]]
+OnBatch = Callable[[Position, Batch], None]
+
+_STATE_KEYS: Final = ("epoch", "offset", "step")
+#: Reads in the caller's thread. For data in memory Grain's threads cost more than they bring.
+_NO_THREADS: Final = ReadOptions(num_threads=0, prefetch_buffer_size=0)
+
+
+class Pipeline:
+    """A stream of batches over a source: a pure function of (source, config, transform).
+
+    Each batch is a dict of NumPy arrays with a leading batch axis: ``id`` (int64 or str), ``mask``
+    (bool, False where a slot holds no record) and the source's fields, as changed by the transform.
+
+    Args:
+      source: a `RecordSource`.
+      config: what decides the stream.
+      transform: from a batch to the batch that is delivered. It sees real records only (padding is
+        added after it), must keep the leading axis, and must be a pure function of the batch. It is
+        known to checkpoints by its name and by its attribute ``version``, if it has one: change
+        the version when you change what it does.
+
+    Raises:
+      TypeError, ValueError: something that would only fail at the first batch, or deliver none.
+    """
+
+    def __init__(
+        self, source: RecordSource, config: PipelineConfig, transform: Transform | None = None
+    ) -> None:
+        if not isinstance(config, PipelineConfig):
+            raise TypeError(f"config must be a PipelineConfig, not {type(config).__name__}")
+        if transform is not None and not callable(transform):
+            raise TypeError(f"transform must be callable, not {transform!r}")
+        self.fields = check_source(source)
+        self.source = source
+        self.config = config
+        self.transform = transform
+        self.grid = Grid(len(source), config)
+        if self.grid.steps_per_epoch == 0:
+            raise ValueError(
+                f"batch_size {config.batch_size} is larger than the {len(source)} records, and "
+                'final_batch="drop" leaves every one of them out; use a smaller batch, "pad" or '
+                '"partial"'
+            )
+        self._order = EpochOrder(len(source), config.seed, config.shuffle)
+
+    def __repr__(self) -> str:
+        return f"Pipeline({self.source!r}, {self.config!r})"
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch."""
+        return self.grid.steps_per_epoch
+
+    def __len__(self) -> int:
+        """Batches in all epochs.
+
+        Raises:
+          TypeError: ``num_epochs`` is ``None``, so that the stream has no end.
+        """
+        steps = self.grid.num_steps
+        if steps is None:
+            raise TypeError("a pipeline with num_epochs=None runs on and has no length")
+        return steps
+
+    @property
+    def dataset(self) -> grain.MapDataset[Batch]:
+        """The stream as a `grain.MapDataset` with a batch as element, to chain Grain's transformations.
+
+        Its length is that of the pipeline; ``sys.maxsize`` where that has no end.
+        """
+        return _Batches(self, Position())
+
+    def iterate(
+        self,
+        start: Position | None = None,
+        *,
+        read_options: ReadOptions | None = None,
+        on_batch: "OnBatch | None" = None,
+    ) -> "BatchIterator":
+        """An iterator over the stream, in constant time from any position.
+
+        Args:
+          start: where to begin; by default at the beginning. A position inside an epoch may be any
+            number of records into it: batches are counted on from there.
+          read_options: Grain's reading threads and the batches they read ahead; by default none.
+            They have no influence on what is delivered or on the iterator's state.
+          on_batch: called with each batch and the position at which it begins, right before the
+            batch is delivered: to log, to count. It must not change the batch.
+
+        Raises:
+          TypeError, ValueError: a position that cannot be one of this stream.
+        """
+        start = Position() if start is None else start
+        return BatchIterator(self, start, read_options, on_batch)
+
+    def __iter__(self) -> "BatchIterator":
+        return self.iterate()
+
+    def __getitem__(self, step: SupportsIndex) -> Batch:
+        """Batch number ``step``, counted from 0 over all epochs, without iterating.
+
+        Raises:
+          IndexError: there is no such batch.
+          TypeError: ``step`` is not an integer.
+        """
+        return self.read(self.position(step))
+
+    def ids(self, step: SupportsIndex) -> npt.NDArray[Any]:
+        """The ``id`` of batch number ``step``, padding included, without reading a record.
+
+        Raises:
+          IndexError: there is no such batch.
+          TypeError: ``step`` is not an integer.
+        """
+        ids = self._ids(self.rows_at(self.position(step)))
+        if self.config.final_batch == "pad":
+            ids = padded({"id": ids}, self.config.batch_size)["id"]
+        return ids
+
+    def position(self, step: SupportsIndex) -> Position:
+        """Where batch number ``step`` begins.
+
+        Raises:
+          IndexError: there is no such batch.
+          TypeError: ``step`` is not an integer.
+        """
+        try:
+            number = operator.index(step)
+        except TypeError:
+            raise TypeError(f"a step is an integer, not {step!r}") from None
+        steps = self.grid.num_steps
+        if number < 0 or (steps is not None and number >= steps):
+            raise IndexError(f"step {number} is not one of the {steps or 'unlimited'} steps from 0")
+        return self.grid.position(number)
+
+    def omitted_ids(self, epoch: int) -> npt.NDArray[Any]:
+        """IDs that ``final_batch="drop"`` leaves out of an epoch, sorted; none under other policies.
+
+        Raises:
+          ValueError: there is no such epoch.
+        """
+        epochs = self.config.num_epochs
+        if epoch < 0 or (epochs is not None and epoch >= epochs):
+            raise ValueError(f"epoch {epoch} is not one of the {epochs or 'unlimited'} from 0")
+        rows = self._order.rows(epoch, self.grid.delivered_per_epoch, len(self.source))
+        return np.sort(self._ids(rows))
+
+    def fingerprint(self) -> Fingerprint:
+        """Identity of the source's content, read anew where the source does not keep it."""
+        return self.source.fingerprint()
+
+    def rows_at(self, position: Position, limit: int | None = None) -> Rows:
+        """Rows of the records in the batch that begins at ``position``; the first ``limit`` of them."""
+        stop = self.grid.stop(position)
+        if limit is not None:
+            stop = min(stop, position.offset + limit)
+        return self._order.rows(position.epoch, position.offset, stop)
+
+    def read(self, position: Position) -> Batch:
+        """The batch that begins at ``position``."""
+        rows = self.rows_at(position)
+        batch: Batch = {"id": self._ids(rows), "mask": np.ones(len(rows), np.bool_)}
+        fields = self.source.read(rows)
+        for name, field in self.fields.items():
+            batch[name] = array = fields[name]
+            if array.dtype != field.dtype or array.shape != (len(rows), *field.shape):
+                raise ValueError(
+                    f"field {name!r} reads as {array.dtype}{list(array.shape)} for {len(rows)} "
+                    f"rows, but the source's fields say {field.dtype}{[len(rows), *field.shape]}"
+                )
+        if self.transform is not None:
+            batch = _transformed(self.transform, batch)
+        if len(rows) < self.config.batch_size and self.config.final_batch == "pad":
+            batch = padded(batch, self.config.batch_size)
+        return batch
+
+    def _ids(self, rows: Rows) -> npt.NDArray[Any]:
+        return self.source.ids(rows)
+
+
+class BatchIterator(grain.DatasetIterator[Batch]):
+    """A `grain.DatasetIterator` whose state is a place in the stream, counted in records.
+
+    The state says nothing of threads, buffers or how the batches were read, and after an error it
+    is that of the batch that failed. Like all of Grain's iterators, it belongs to one thread.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        start: Position,
+        read_options: ReadOptions | None = None,
+        on_batch: OnBatch | None = None,
+    ) -> None:
+        super().__init__()
+        self._pipeline = pipeline
+        self._read_options = read_options or _NO_THREADS
+        self._on_batch = on_batch
+        self._batches: Iterator[Batch] | None = None
+        self._position = pipeline.grid.check(start)
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The pipeline whose batches these are."""
+        return self._pipeline
+
+    @property
+    def position(self) -> Position:
+        """Where the next batch begins."""
+        return self._position
+
+    def __next__(self) -> Batch:
+        if self._closed:
+            raise ValueError("this iterator is closed; make another with Pipeline.iterate")
+        grid = self._pipeline.grid
+        if grid.is_end(self._position):
+            raise StopIteration
+        if self._read_options.num_threads == 0:
+            batch = self._pipeline.read(self._position)
+        else:
+            batch = self._next_prefetched()
+        if self._on_batch is not None:
+            self._on_batch(self._position, batch)
+        self._position = grid.after(self._position)
+        return batch
+
+    def _next_prefetched(self) -> Batch:
+        if self._batches is None:
+            ahead = _Batches(self._pipeline, self._position)
+            self._batches = iter(ahead.to_iter_dataset(self._read_options))
+        try:
+            return next(self._batches)
+        except BaseException:
+            # After an error Grain's own iterator has lost count; the next call starts a new one.
+            self._drop_prefetched()
+            raise
+
+    def _drop_prefetched(self) -> None:
+        batches, self._batches = self._batches, None
+        close = getattr(batches, "close", None)
+        if close is not None:
+            close()
+
+    def get_state(self) -> dict[str, int]:
+        """The position, as JSON can hold it: ``{"epoch": ..., "offset": ..., "step": ...}``."""
+        position = self._position
+        return {"epoch": position.epoch, "offset": position.offset, "step": position.step}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Goes to a position, in constant time.
+
+        Raises:
+          TypeError, ValueError: not a state of this stream; the iterator stays where it is.
+        """
+        if not isinstance(state, Mapping) or set(state) != set(_STATE_KEYS):
+            raise ValueError(
+                f"a state holds {', '.join(_STATE_KEYS)} and nothing else, not {state!r:.200}; it "
+                "may come from another iterator"
+            )
+        position = self._pipeline.grid.check(Position(**state))
+        self._drop_prefetched()
+        self._position = position
+
+    def close(self) -> None:
+        """Ends the reading threads, if there are any. Safe to call again."""
+        self._drop_prefetched()
+        super().close()
+
+
+class _Batches(grain.MapDataset[Batch]):
+    """The batches from a position on, by number, as Grain's executors want them."""
+
+    def __init__(self, pipeline: Pipeline, start: Position) -> None:
+        super().__init__()
+        self._pipeline = pipeline
+        self._start = start
+        grid = pipeline.grid
+        #: Batches of the first epoch, which may begin anywhere in it.
+        self._first = -(-(grid.delivered_per_epoch - start.offset) // pipeline.config.batch_size)
+
+    def __len__(self) -> int:
+        grid, epochs = self._pipeline.grid, self._pipeline.config.num_epochs
+        if epochs is None:
+            return sys.maxsize
+        if grid.is_end(self._start):
+            return 0
+        return self._first + (epochs - self._start.epoch - 1) * grid.steps_per_epoch
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.slice(index)
+        return self._pipeline.read(self._at(operator.index(index)))
+
+    def _at(self, index: int) -> Position:
+        start, grid = self._start, self._pipeline.grid
+        if index < self._first:
+            offset = start.offset + index * self._pipeline.config.batch_size
+            return Position(start.epoch, offset, start.step + index)
+        later = grid.position(index - self._first)
+        return Position(start.epoch + 1 + later.epoch, later.offset, start.step + index)
+
+
+def _transformed(transform: Transform, batch: Batch) -> Batch:
+    """The transform's output as NumPy arrays, with the batch's own ``id`` and ``mask``."""
+    ids, mask = batch["id"], batch["mask"]
+    given = transform(dict(batch))
+    if not isinstance(given, Mapping):
+        raise TypeError(f"the transform must return a dict of arrays, not {type(given).__name__}")
+    out: Batch = {"id": ids, "mask": mask}
+    for name, value in given.items():
+        array = np.asarray(value)
+        if array.ndim == 0 or len(array) != len(ids) or array.dtype.hasobject:
+            raise ValueError(
+                f"the transform's {name!r} is {array.dtype}{list(array.shape)}; for {len(ids)} "
+                "records it must be an array with that first axis, of a dtype of fixed size"
+            )
+        if name in ("id", "mask") and not np.array_equal(array, batch[name]):
+            raise ValueError(
+                f"the transform changed {name!r}: it tells which records these are, and must stay"
+            )
+        if name not in out:
+            out[name] = array
+    return out

@@ -1,0 +1,102 @@
+"""What a source of records is: five members, which anyone can implement."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, Final, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from loader.fingerprint import Fingerprint
+
+#: Names that a batch uses itself.
+RESERVED_FIELDS: Final = frozenset({"id", "mask"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """A field's dtype, and its shape in one record."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...] = ()
+
+
+@runtime_checkable
+class RecordSource(Protocol):
+    """Random access to records: a length, their fields, and two vectorised reads.
+
+    Rows run from 0 to ``len(source) - 1``. The same row must give the same record for as long as the
+    source lives; what it gives is what its fingerprint says. Reads may come from several threads.
+    """
+
+    def __len__(self) -> int:
+        """How many records: 1 to 2**63 - 1."""
+        ...
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        """Each field's name, with something that has a ``dtype`` and a per-record ``shape``."""
+        ...
+
+    def ids(self, rows: npt.NDArray[np.int64], /) -> npt.NDArray[Any]:
+        """IDs of ``rows: int64[k]``: int64[k] or str[k], unique over the source, never -1 or ""."""
+        ...
+
+    def read(self, rows: npt.NDArray[np.int64], /) -> Mapping[str, npt.NDArray[Any]]:
+        """All fields of ``rows: int64[k]`` in one call: for each a fresh array, dtype[k, *shape]."""
+        ...
+
+    def fingerprint(self) -> Fingerprint:
+        """Identity of the content: usually ``return loader.fingerprint(self)``."""
+        ...
+
+
+def check_source(source: RecordSource) -> dict[str, Field]:
+    """Checks what can be checked of a source without reading a record.
+
+    Returns:
+      Its fields, as `Field`.
+
+    Raises:
+      TypeError, ValueError: a member is missing, there is no record, or a field's name, dtype or
+        shape cannot be batched; names what is wrong.
+    """
+    missing = [
+        name
+        for name in ("__len__", "fields", "ids", "read", "fingerprint")
+        if not hasattr(source, name)
+    ]
+    if missing:
+        raise TypeError(
+            f"{type(source).__name__} is not a RecordSource: it has no {', '.join(missing)}; "
+            "for arrays in memory or memory-mapped use loader.ArraySource"
+        )
+    if len(source) < 1:
+        raise ValueError("the source holds no record")
+    if not isinstance(source.fields, Mapping):
+        raise TypeError(f"fields must map names to dtypes and shapes, not {source.fields!r}")
+    return {name: check_field(name, field) for name, field in source.fields.items()}
+
+
+def check_field(name: str, field: Any) -> Field:
+    """Checks a field's name, dtype and shape; returns it as `Field`."""
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"a field's name must be a string that is not empty, not {name!r}")
+    if name in RESERVED_FIELDS:
+        raise ValueError(
+            f"a field cannot be named {name!r}: a batch holds its own; IDs are given as ids"
+        )
+    if not hasattr(field, "dtype") or not hasattr(field, "shape"):
+        raise TypeError(f"field {name!r} must have a dtype and a shape, not be {field!r}")
+    dtype, shape = np.dtype(field.dtype), tuple(int(side) for side in field.shape)
+    if dtype.hasobject:
+        raise TypeError(
+            f"field {name!r} has dtype {dtype}: Python objects have no fixed size and no bytes to "
+            "identify; encode them (numbers, fixed-width strings, or token arrays)"
+        )
+    if dtype.itemsize == 0 or math.prod(shape) == 0:
+        raise ValueError(
+            f"field {name!r} holds nothing: dtype {dtype}, shape {list(shape)} a record"
+        )
+    return Field(dtype, shape)
