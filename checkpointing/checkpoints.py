@@ -9,6 +9,7 @@ import logging
 import os
 import pathlib
 import threading
+import weakref
 from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
@@ -235,7 +236,7 @@ class Checkpoints:
             package_versions(),
         )
         try:
-            self._writer.begin(manifest, to_stored(train_state))
+            self._writer.begin(manifest, to_stored(train_state), self._damaged)
             resumed.last_step = step
         finally:
             if error is not None:
@@ -277,6 +278,10 @@ class Checkpoints:
         differences = [one for one in differences if one.name not in changes]
         if not differences:
             before = config_with(self._pipeline, found.identity.config)
+            try:
+                before.grid.check(found.position)
+            except ValueError as error:
+                raise StepDamagedError(f"its position is none of its stream: {error}") from error
             differences = _diff_next_ids(found, next_ids(before, found.position))
         if differences:
             raise CheckpointMismatchError(f"{self._shown} step {found.step}", differences)
@@ -307,8 +312,7 @@ class Checkpoints:
         if changes:
             history = (*history, {"position": dataclasses.asdict(position), "changed": changes})
         batches = self._pipeline.iterate(position, read_options=read_options)
-        last_step = found.step if found and not changes else None
-        self._resumed = _Resumed(identity, history, last_step)
+        self._resumed = _Resumed(identity, history, found.step if found else None)
         if found:
             _log.info("%s: resumed at step %d, %s", self._shown, found.step, position)
         return Run(train_state, batches, batches.position)
@@ -330,6 +334,7 @@ class Checkpoints:
         path = self._directory.step_path(step)
         if os.path.lexists(path):
             aside = self._directory.set_aside(step)
+            self._damaged.pop(step, None)
             _log.warning("%s stood in the way of a save; it is now %s", path, aside.name)
 
 
@@ -379,7 +384,11 @@ class _Resumed:
 
 
 class _Writer:
-    """Writes steps through Orbax, one at a time, in the background."""
+    """Writes steps through Orbax, one at a time, in the background.
+
+    Orbax needs thread pools for it, which stop when the interpreter begins to exit. A save under way
+    then is waited for first, also where nobody called `close`.
+    """
 
     def __init__(self, directory: RunDirectory, keep: int) -> None:
         self._directory = directory
@@ -390,10 +399,11 @@ class _Writer:
             # Made in the background, a directory that cannot be made blocks the exit for 300 s.
             async_options=ocp.options.AsyncOptions(create_directories_asynchronously=False),
         )
+        _open_writers.add(self)
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
-    def begin(self, manifest: Manifest, stored: Any) -> None:
+    def begin(self, manifest: Manifest, stored: Any, damaged: Collection[int]) -> None:
         """Takes a copy of everything and begins to write it; no other save may be under way."""
         position = dataclasses.asdict(manifest.position)
         self._handler.manifest = manifest
@@ -412,15 +422,15 @@ class _Writer:
             self._directory.clean_step(manifest.step)
             raise self._failed(manifest.step, error) from error
         self._thread = threading.Thread(
-            target=self._finish, args=(manifest.step,), name="regrain-save"
+            target=self._finish, args=(manifest.step, frozenset(damaged)), name="regrain-save"
         )
         self._thread.start()
 
     def wait(self) -> Exception | None:
         """Waits for the save under way; returns the error that no call has told of yet, once."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.join()
+        if self._thread is not None:
+            self._thread.join()
+        self._thread = None
         error, self._error = self._error, None
         return error
 
@@ -434,11 +444,11 @@ class _Writer:
     def close(self) -> None:
         self._orbax.close()
 
-    def _finish(self, step: int) -> None:
+    def _finish(self, step: int, damaged: Collection[int]) -> None:
         try:
             self._orbax.wait_until_finished()
             sync_committed(self._directory.step_path(step))
-            self._directory.keep_newest(self._keep)
+            self._directory.keep_newest(self._keep, damaged)
         except Exception as error:  # noqa: BLE001 (whatever it is, the next call raises it)
             self._directory.clean_step(step)
             self._error = self._failed(step, error)
@@ -449,6 +459,22 @@ class _Writer:
             f"the save of step {step} in {self._directory.path} has failed: {error}. Earlier "
             "checkpoints are intact, and the next save is independent of this one."
         )
+
+
+_open_writers: Final = weakref.WeakSet[_Writer]()
+
+
+def _finish_saves() -> None:
+    """At the interpreter's exit: finishes what is under way, or says that it is lost."""
+    for writer in list(_open_writers):
+        error = writer.wait()
+        if error is not None:
+            _log.error("At exit: %s", error)
+
+
+# The standard library's own hook for this moment (concurrent.futures ends its pools by it) has no
+# public name; atexit comes after the pools have stopped.
+threading._register_atexit(_finish_saves)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 class _SealingHandler(ocp.CompositeCheckpointHandler):  # type: ignore[misc]

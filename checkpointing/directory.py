@@ -16,7 +16,7 @@ import pathlib
 import shutil
 import stat
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Final, Literal
 
 from checkpointing.manifest import MAX_MANIFEST_BYTES, Manifest
@@ -127,16 +127,25 @@ class RunDirectory:
     def set_aside(self, step: int) -> pathlib.Path:
         """Renames a step's directory so that it no longer counts as one, and returns its new path."""
         for number in range(1, 10_000):
-            target = self.path / f"{step}.damaged-{number}"
+            target = self.path / f"{step}.set-aside-{number}"
             if not os.path.lexists(target):
                 self.step_path(step).rename(target)
                 sync(self.path)
                 return target
-        raise FileExistsError(f"{self.path} holds 10,000 damaged directories of step {step}")
+        raise FileExistsError(
+            f"{self.path} holds 10,000 directories of step {step} that were set aside"
+        )
 
-    def keep_newest(self, count: int) -> None:
-        """Deletes all whole steps but the newest ``count``; a step that is not whole is left alone."""
-        for step in self._own_steps()[:-count]:
+    def keep_newest(self, count: int, damaged: Collection[int] = ()) -> None:
+        """Deletes all whole steps but the newest ``count``.
+
+        Args:
+          count: how many stay.
+          damaged: steps known to be damaged; like those whose manifest does not hold, they are
+            neither counted nor deleted.
+        """
+        whole = [step for step in self.steps() if step not in damaged and self._is_own(step)]
+        for step in whole[:-count]:
             trash = self.path / _TRASH
             trash.mkdir(exist_ok=True)
             self.step_path(step).rename(trash / str(step))
@@ -145,9 +154,6 @@ class RunDirectory:
     def clean_step(self, step: int) -> None:
         """Removes what a save of ``step`` that failed has left, so that it does not take up space."""
         shutil.rmtree(self.path / f"{step}{_TMP_SUFFIX}", ignore_errors=True)
-
-    def _own_steps(self) -> list[int]:
-        return [step for step in self.steps() if self._is_own(step)]
 
     def _is_own(self, step: int) -> bool:
         try:
@@ -226,6 +232,8 @@ def _lock(path: pathlib.Path) -> int:
 def _files(step: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
     """All files of a step's items but the manifest: path inside the step, and path."""
     for item in ITEMS:
+        if (step / item).is_symlink():
+            raise ValueError(f"{item} is a symbolic link")
         for folder, _, names in os.walk(step / item, onerror=_raise, followlinks=False):
             for name in sorted(names):
                 path = pathlib.Path(folder, name)

@@ -148,8 +148,9 @@ class Manifest:
 
     @classmethod
     def _from_dict(cls, value: dict[str, Any]) -> Self:
-        config, kind, version = value["config"], value["order"]["kind"], value["order"]["version"]
-        if not isinstance(config, dict) or kind != config["shuffle"]:
+        config = PipelineConfig.from_dict(value["config"]).to_dict()
+        kind, version = value["order"]["kind"], value["order"]["version"]
+        if kind != config["shuffle"]:
             raise ValueError("its config and its order disagree")
         if value["position"]["step"] != value["step"]:
             raise ValueError(

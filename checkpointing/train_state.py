@@ -189,7 +189,7 @@ def _stored_template(leaf: Any) -> Any:
 
 def _struct(shape: Any, dtype: Any, sharding: Any) -> jax.ShapeDtypeStruct:
     sharding = sharding or _default_sharding()
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)  # type: ignore[no-untyped-call]
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 
 def _default_sharding() -> jax.sharding.Sharding:

@@ -4,7 +4,7 @@ from loader.batching import Position, masked_mean
 from loader.config import PipelineConfig
 from loader.fingerprint import Difference, Fingerprint, dataset_digest, fingerprint
 from loader.order import ORDER_VERSIONS, epoch_order, position_of
-from loader.pipeline import BatchIterator, Pipeline, ReadOptions
+from loader.pipeline import BatchIterator, Pipeline, ReadOptions, RecordReadError
 from loader.sources import ArraySource, Field, RecordSource
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "PipelineConfig",
     "Position",
     "ReadOptions",
+    "RecordReadError",
     "RecordSource",
     "dataset_digest",
     "epoch_order",

@@ -120,19 +120,24 @@ class Grid:
         return self.normal(position)
 
 
-def padded(batch: Mapping[str, Any], batch_size: int) -> Batch:
-    """A batch filled up to ``batch_size`` slots: fields zero, ``id`` -1 or "", ``mask`` False."""
-    have = len(batch["id"])
-    if have == batch_size:
-        return dict(batch)
+def spread(batch: Mapping[str, Any], slots: Any, size: int) -> Batch:
+    """A batch's records put into some slots of a larger one, whose other slots hold no record.
+
+    Args:
+      batch: arrays with a leading axis of k records.
+      slots: where they go: int[k], or a slice.
+      size: slots of the result.
+
+    Returns:
+      Arrays with a leading axis of ``size``; empty slots are zero, with ``id`` -1 or "" and ``mask``
+      False.
+    """
     filled = {}
-    for name, value in batch.items():
-        array = np.asarray(value)
-        slots = np.zeros((batch_size, *array.shape[1:]), array.dtype)
-        slots[:have] = array
-        filled[name] = slots
-    if filled["id"].dtype.kind != "U":
-        filled["id"][have:] = -1
+    for name, array in batch.items():
+        filled[name] = np.zeros((size, *array.shape[1:]), array.dtype)
+        if name == "id" and array.dtype.kind != "U":
+            filled[name][:] = -1
+        filled[name][slots] = array
     return filled
 
 

@@ -17,7 +17,10 @@ from loader import order
 
 FinalBatch = Literal["partial", "drop", "pad"]
 
+BadRecord = Literal["raise", "mask"]
+
 FINAL_BATCHES: Final[tuple[str, ...]] = get_args(FinalBatch)
+BAD_RECORDS: Final[tuple[str, ...]] = get_args(BadRecord)
 MAX_BATCH_SIZE: Final = 2**31 - 1
 MAX_TOML_BYTES: Final = 1 << 20
 
@@ -37,6 +40,9 @@ class PipelineConfig:
         decides what an epoch's statistics mean.
       num_epochs: passes over the data; ``None`` runs on.
       shuffle: ``"feistel"``, ``"permutation"`` or ``"none"`` (see `epoch_order`).
+      on_bad_record: what becomes of a record that the source cannot read, or the transform cannot
+        take. ``"raise"``: `RecordReadError`. ``"mask"``: its slot is zero, with its ``id`` and
+        ``mask`` False; nobody else's place moves.
 
     Raises:
       TypeError, ValueError: at construction; one error that names every bad setting.
@@ -47,6 +53,7 @@ class PipelineConfig:
     final_batch: FinalBatch
     num_epochs: int | None = 1
     shuffle: order.Shuffle = "feistel"
+    on_bad_record: BadRecord = "raise"
 
     def __post_init__(self) -> None:
         problems = []
@@ -123,8 +130,13 @@ _EXPECTED: Final = {
     "final_batch": f"one of {', '.join(map(repr, FINAL_BATCHES))}",
     "num_epochs": "an integer of at least 1, or None to run on",
     "shuffle": f"one of {', '.join(map(repr, order.SHUFFLES))}",
+    "on_bad_record": f"one of {', '.join(map(repr, BAD_RECORDS))}",
 }
-_CHOICES: Final = {"final_batch": FINAL_BATCHES, "shuffle": order.SHUFFLES}
+_CHOICES: Final = {
+    "final_batch": FINAL_BATCHES,
+    "shuffle": order.SHUFFLES,
+    "on_bad_record": BAD_RECORDS,
+}
 _RANGES: Final = {
     "batch_size": (1, MAX_BATCH_SIZE),
     "seed": (0, order.MAX_SEED),

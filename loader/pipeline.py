@@ -5,6 +5,7 @@ by `order` and `batching`, as a pure function of the configuration, so every way
 (iterating, resuming, a step's number) gives the same one.
 """
 
+import logging
 import operator
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +15,7 @@ import grain
 import numpy as np
 import numpy.typing as npt
 
-from loader.batching import Batch, Grid, Position, padded
+from loader.batching import Batch, Grid, Position, spread
 from loader.config import PipelineConfig
 from loader.fingerprint import Fingerprint
 from loader.order import EpochOrder, Rows
@@ -24,9 +25,29 @@ ReadOptions: TypeAlias = grain.ReadOptions
 Transform = Callable[[Batch], Mapping[str, Any]]
 OnBatch = Callable[[Position, Batch], None]
 
+_log: Final = logging.getLogger(__name__)
 _STATE_KEYS: Final = ("epoch", "offset", "step")
 #: Reads in the caller's thread. For data in memory Grain's threads cost more than they bring.
 _NO_THREADS: Final = ReadOptions(num_threads=0, prefetch_buffer_size=0)
+
+
+class RecordReadError(RuntimeError):
+    """A record cannot be read or transformed; the cause is the exception that it was raised from.
+
+    Attributes:
+      position: where the batch begins that it belongs to. The iterator stays there.
+      record_id: its ID; ``None`` where no single record is at fault.
+      row: its row in the source; ``None`` where no single record is at fault.
+    """
+
+    def __init__(self, position: Position, record_id: int | str | None, row: int | None) -> None:
+        self.position, self.record_id, self.row = position, record_id, row
+        what = "the batch" if row is None else f"record {record_id!r} (row {row})"
+        where = f"epoch {position.epoch}, offset {position.offset}, step {position.step}"
+        super().__init__(
+            f"{what} at {where} cannot be read or transformed. The iterator stays at this batch: "
+            'mend the record and go on, or set on_bad_record="mask" to train without such records.'
+        )
 
 
 class Pipeline:
@@ -138,7 +159,7 @@ class Pipeline:
         """
         ids = self._ids(self.rows_at(self.position(step)))
         if self.config.final_batch == "pad":
-            ids = padded({"id": ids}, self.config.batch_size)["id"]
+            ids = spread({"id": ids}, slice(len(ids)), self.config.batch_size)["id"]
         return ids
 
     def position(self, step: SupportsIndex) -> Position:
@@ -181,22 +202,67 @@ class Pipeline:
         return self._order.rows(position.epoch, position.offset, stop)
 
     def read(self, position: Position) -> Batch:
-        """The batch that begins at ``position``."""
+        """The batch that begins at ``position``.
+
+        Raises:
+          RecordReadError: a record cannot be read or transformed (see ``on_bad_record``).
+        """
         rows = self.rows_at(position)
-        batch: Batch = {"id": self._ids(rows), "mask": np.ones(len(rows), np.bool_)}
+        ids = self._ids(rows)
+        try:
+            batch = self._gather(rows, ids)
+        except Exception as error:  # noqa: BLE001 (whatever a source or a transform may raise)
+            batch = self._without_bad_records(rows, ids, position, error)
+        if len(rows) < self.config.batch_size and self.config.final_batch == "pad":
+            batch = spread(batch, slice(len(rows)), self.config.batch_size)
+        return batch
+
+    def _gather(self, rows: Rows, ids: npt.NDArray[Any]) -> Batch:
+        """The transformed records of some rows."""
+        batch: Batch = {"id": ids, "mask": np.ones(len(rows), np.bool_)}
         fields = self.source.read(rows)
         for name, field in self.fields.items():
-            batch[name] = array = fields[name]
+            array = fields[name]
             if array.dtype != field.dtype or array.shape != (len(rows), *field.shape):
                 raise ValueError(
                     f"field {name!r} reads as {array.dtype}{list(array.shape)} for {len(rows)} "
                     f"rows, but the source's fields say {field.dtype}{[len(rows), *field.shape]}"
                 )
-        if self.transform is not None:
-            batch = _transformed(self.transform, batch)
-        if len(rows) < self.config.batch_size and self.config.final_batch == "pad":
-            batch = padded(batch, self.config.batch_size)
-        return batch
+            batch[name] = array
+        return batch if self.transform is None else _transformed(self.transform, batch)
+
+    def _without_bad_records(
+        self, rows: Rows, ids: npt.NDArray[Any], position: Position, error: Exception
+    ) -> Batch:
+        """Finds the records at fault in a batch that failed; raises, or leaves their slots empty."""
+        bad = {i: found for i in range(len(rows)) if (found := self._failure(rows[i], ids[i]))}
+        if not bad:
+            # No record fails by itself; the batch as a whole is at fault.
+            raise RecordReadError(position, None, None) from error
+        for i, found in bad.items():
+            if self.config.on_bad_record == "raise":
+                raise RecordReadError(position, ids[i].item(), int(rows[i])) from found
+            _log.warning("%s: %s", RecordReadError(position, ids[i].item(), int(rows[i])), found)
+        good = np.array([i for i in range(len(rows)) if i not in bad], np.int64)
+        kept = self._gather(rows[good], ids[good]) if good.size else self._empty_batch()
+        return {**spread(kept, good, len(rows)), "id": ids}
+
+    def _failure(self, row: np.int64, record_id: Any) -> Exception | None:
+        """What one record raises when it is read alone."""
+        try:
+            self._gather(np.array([row]), np.array([record_id]))
+        except Exception as error:  # noqa: BLE001 (whatever a source or a transform may raise)
+            return error
+        return None
+
+    def _empty_batch(self) -> Batch:
+        """A batch of no record, in the structure that the first readable record of the source has."""
+        for row in range(min(len(self.source), 1024)):
+            rows = np.array([row], np.int64)
+            ids = self._ids(rows)
+            if self._failure(rows[0], ids[0]) is None:
+                return {name: array[:0] for name, array in self._gather(rows, ids).items()}
+        raise ValueError("none of the first 1,024 records of the source can be read")
 
     def _ids(self, rows: Rows) -> npt.NDArray[Any]:
         return self.source.ids(rows)
