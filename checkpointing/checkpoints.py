@@ -4,13 +4,15 @@ Orbax writes and commits a step; the manifest is completed before the commit, so
 makes train state, iterator and manifest visible together.
 """
 
+import contextlib
 import dataclasses
 import logging
 import os
 import pathlib
+import signal
 import threading
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -36,6 +38,7 @@ from checkpointing.manifest import (
     next_ids,
     package_versions,
 )
+from checkpointing.signals import StopRequest, stop_requests
 from checkpointing.train_state import (
     Leaf,
     describe,
@@ -104,6 +107,7 @@ class Checkpoints:
         self._writer = _Writer(self._directory, self._keep)
         self._resumed: _Resumed | None = None
         self._damaged: dict[int, str] = {}
+        self._stop = StopRequest()
 
     def __enter__(self) -> Self:
         return self
@@ -209,14 +213,26 @@ class Checkpoints:
             same), or this one could not begin. Earlier checkpoints are intact.
           TypeError, ValueError: ``batches`` is not from this run, or the train state is not one
             that could be resumed (other leaves than at `resume`, or another step).
+          SystemExit: inside `stop_on_signals`, after a signal.
         """
         resumed = self._check_batches(batches)
         position = batches.position
         step = position.step
-        due = force or (step > 0 and step % self._save_every == 0)
-        if not due or step == resumed.last_step:
+        stopping = self._stop.signal is not None
+        due = force or stopping or (step > 0 and step % self._save_every == 0)
+        begun = due and step != self._writer.last_step
+        if begun:
+            self._begin_save(resumed, position, train_state)
+        else:
             self._writer.raise_error()
-            return False
+        if stopping:
+            self.wait()
+            _log.warning("%s: stopped by %s at step %d", self._shown, self._stop.signal, step)
+            raise SystemExit(self._stop.exit_code)
+        return begun
+
+    def _begin_save(self, resumed: "_Resumed", position: Position, train_state: Any) -> None:
+        step = position.step
         leaves = describe(train_state)
         changed = list(_diff_leaves(resumed.identity.train_state, leaves))
         if changed:
@@ -237,11 +253,28 @@ class Checkpoints:
         )
         try:
             self._writer.begin(manifest, to_stored(train_state), self._damaged)
-            resumed.last_step = step
         finally:
             if error is not None:
                 raise error
-        return True
+
+    @contextlib.contextmanager
+    def stop_on_signals(
+        self, signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT)
+    ) -> Iterator[None]:
+        """A context in which a signal ends the run at the next `save`, with that step saved.
+
+        The `save` after the signal saves its step whatever ``save_every`` says, waits for the
+        commit, and raises `SystemExit` with 128 plus the signal's number (143 for SIGTERM). A second
+        signal acts as it would have without the context.
+
+        Args:
+          signals: which ones.
+
+        Raises:
+          ValueError: not called from the main thread.
+        """
+        with stop_requests(signals) as self._stop:
+            yield
 
     def wait(self) -> None:
         """Waits until the save in the background is committed.
@@ -312,7 +345,8 @@ class Checkpoints:
         if changes:
             history = (*history, {"position": dataclasses.asdict(position), "changed": changes})
         batches = self._pipeline.iterate(position, read_options=read_options)
-        self._resumed = _Resumed(identity, history, found.step if found else None)
+        self._resumed = _Resumed(identity, history)
+        self._writer.last_step = found.step if found else None
         if found:
             _log.info("%s: resumed at step %d, %s", self._shown, found.step, position)
         return Run(train_state, batches, batches.position)
@@ -380,7 +414,6 @@ class _Resumed:
 
     identity: Identity
     history: tuple[Mapping[str, Any], ...]
-    last_step: int | None
 
 
 class _Writer:
@@ -402,6 +435,8 @@ class _Writer:
         _open_writers.add(self)
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
+        #: The step last saved or resumed from; None where that save has failed.
+        self.last_step: int | None = None
 
     def begin(self, manifest: Manifest, stored: Any, damaged: Collection[int]) -> None:
         """Takes a copy of everything and begins to write it; no other save may be under way."""
@@ -424,6 +459,7 @@ class _Writer:
         self._thread = threading.Thread(
             target=self._finish, args=(manifest.step, frozenset(damaged)), name="regrain-save"
         )
+        self.last_step = manifest.step
         self._thread.start()
 
     def wait(self) -> Exception | None:
@@ -451,6 +487,7 @@ class _Writer:
             self._directory.keep_newest(self._keep, damaged)
         except Exception as error:  # noqa: BLE001 (whatever it is, the next call raises it)
             self._directory.clean_step(step)
+            self.last_step = None
             self._error = self._failed(step, error)
             self._error.__cause__ = error
 
