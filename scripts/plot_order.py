@@ -4,9 +4,10 @@
     scripts/plot_order.py --config configs/lesson.toml --out order.svg
     scripts/plot_order.py --config my.toml --num-records 1000000 --epoch 0 --epoch 1 --out order.png
 
-Run it with the environment active. Up to 10,000 records each record is a point; beyond that, colour shows how many records lie in each
-cell of position and ID, from at most about a million positions, so any number of records can be
-drawn. An ID is the record's row number. The same command writes the same bytes.
+Run it with the environment active. Up to 10,000 records each record is a point; beyond that, colour
+shows how many records lie in each cell of position and ID, from at most about a million positions,
+so any number of records can be drawn. An ID is the record's row number. The same command writes the
+same bytes.
 
 Exit codes: 0 drawn; 1 the figure cannot be written; 2 the command or the config is wrong. A figure
 is written whole or not at all.
