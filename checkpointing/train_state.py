@@ -14,6 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 
 _WRAPPED: Final = "train_state"
+#: What TensorStore can hold, in the machine's byte order.
+_DTYPES: Final = frozenset(
+    {
+        *("bool", "int2", "int4", "int8", "int16", "int32", "int64"),
+        *("uint8", "uint16", "uint32", "uint64"),
+        *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+        *("float4_e2m1fn", "float8_e3m4", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"),
+        *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    }
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,14 +79,20 @@ def leaves_by_path(tree: Any) -> dict[str, Any]:
     """The leaves of a tree by their paths, in the order of the tree.
 
     Raises:
-      TypeError: two leaves have the same path (an attribute and a key of the same name, say).
+      TypeError: two leaves have the same path (an attribute and a key of the same name, say), or
+        paths that are the same to Orbax, which joins keys by dots: ``{"a.b": 1, "a": {"b": 2}}``.
     """
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    by_path = {_pointer(keys): leaf for keys, leaf in leaves}
-    if len(by_path) != len(leaves):
-        raise TypeError(
-            "two leaves of the train state have the same path; rename one of their keys"
-        )
+    by_path: dict[str, Any] = {}
+    taken: dict[str, str] = {}
+    for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        path = _pointer(keys)
+        other = taken.setdefault(".".join(map(_name, keys)), path)
+        if path in by_path or other != path:
+            raise TypeError(
+                f"the leaves {other} and {path} of the train state would be stored under one name; "
+                "rename one of their keys"
+            )
+        by_path[path] = leaf
     return by_path
 
 
@@ -113,7 +129,11 @@ def stored_leaves(stored: Any, leaves: tuple[Leaf, ...]) -> dict[str, Any]:
       KeyError: one is not there.
     """
     by_path = leaves_by_path(stored)
-    return {leaf.path: by_path[leaf.path or f"/{_WRAPPED}"] for leaf in leaves}
+    found = {leaf.path: by_path[leaf.path or f"/{_WRAPPED}"] for leaf in leaves}
+    for leaf in leaves:
+        if 0 in leaf.shape:
+            found[leaf.path] = found[leaf.path][:0].reshape(leaf.shape)
+    return found
 
 
 def _needs_wrapping(tree: Any) -> bool:
@@ -128,8 +148,11 @@ def _wrapped(tree: Any) -> Any:
 
 
 def _pointer(keys: tuple[Any, ...]) -> str:
-    names = (jax.tree_util.keystr((key,), simple=True) for key in keys)
-    return "".join("/" + name.replace("~", "~0").replace("/", "~1") for name in names)
+    return "".join("/" + _name(key).replace("~", "~0").replace("/", "~1") for key in keys)
+
+
+def _name(key: Any) -> str:
+    return jax.tree_util.keystr((key,), simple=True)
 
 
 def _is_key(leaf: Any) -> bool:
@@ -141,8 +164,13 @@ def _describe(path: str, leaf: Any) -> Leaf:
         return Leaf(path, tuple(leaf.shape), "key", _prng_name(leaf))
     if isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
         dtype = np.dtype(leaf.dtype)
-        if dtype.hasobject or dtype.kind in "USMm" or dtype.names:
-            raise TypeError(f"train state leaf {path} has dtype {dtype}, which is not a number's")
+        if str(dtype) not in _DTYPES:
+            raise TypeError(
+                f"train state leaf {path} has dtype {dtype}, which a checkpoint cannot hold; it holds "
+                + ", ".join(sorted(_DTYPES))
+            )
+        if isinstance(leaf, np.ma.MaskedArray):
+            raise TypeError(f"train state leaf {path} is a masked array, whose mask would be lost")
         return Leaf(path, tuple(leaf.shape), str(dtype))
     if type(leaf) in (bool, int, float, complex):
         if type(leaf) is int and not -(2**63) <= leaf < 2**63:
@@ -158,12 +186,10 @@ def _prng_name(leaf: Any) -> str:
     """Name of a key's PRNG implementation, as `jax.random.key` takes it: ``threefry2x32``, ``rbg``, ..."""
     if isinstance(leaf, jax.Array):
         return str(jax.random.key_impl(leaf))
-    for name in ("threefry2x32", "rbg", "unsafe_rbg"):
-        if jax.eval_shape(lambda name=name: jax.random.key(0, impl=name)).dtype == leaf.dtype:
-            return name
-    raise TypeError(
-        f"{leaf.dtype} has a PRNG implementation of unknown name; pass keys, not shapes"
-    )
+    names: list[str] = []
+    # JAX names the implementation of keys only, not of their shapes; under a trace the two are one.
+    jax.eval_shape(lambda keys: names.append(str(jax.random.key_impl(keys))), leaf)
+    return names[0]
 
 
 def _to_stored(leaf: Any) -> Any:
@@ -175,16 +201,17 @@ def _to_stored(leaf: Any) -> Any:
 
 
 def _stored_template(leaf: Any) -> Any:
+    if hasattr(leaf, "shape") and 0 in leaf.shape:
+        return np.zeros(1, np.uint32 if _is_key(leaf) else leaf.dtype)
     if _is_key(leaf):
         data = jax.eval_shape(jax.random.key_data, leaf)
         sharding = leaf.sharding if isinstance(leaf, jax.Array) else None
         if sharding is not None and not sharding.is_fully_replicated:
             sharding = jax.random.key_data(leaf).sharding
         return _struct(data.shape, data.dtype, sharding)
-    if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and 0 not in leaf.shape:
+    if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         return _struct(leaf.shape, leaf.dtype, leaf.sharding)
-    array = np.asarray(0 if isinstance(leaf, jax.ShapeDtypeStruct) else leaf)
-    return array if array.size else np.zeros(1, array.dtype)
+    return np.asarray(leaf)
 
 
 def _struct(shape: Any, dtype: Any, sharding: Any) -> jax.ShapeDtypeStruct:
@@ -204,6 +231,8 @@ def _from_stored(leaf: Any, stored: Any) -> Any:
             f"{expected.dtype}{list(expected.shape)}"
         )
     if _is_key(leaf):
+        data = jax.eval_shape(jax.random.key_data, leaf)
+        stored = stored if data.size else jnp.zeros(data.shape, data.dtype)
         return jax.random.wrap_key_data(stored, impl=_prng_name(leaf))
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         if 0 in leaf.shape:
