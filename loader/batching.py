@@ -68,7 +68,14 @@ class Grid:
     @property
     def steps_per_epoch(self) -> int:
         """Batches in an epoch."""
-        return -(-self.delivered_per_epoch // self.config.batch_size)
+        return self.steps_after(0)
+
+    def steps_after(self, offset: int) -> int:
+        """Batches in what is left of an epoch of which ``offset`` records have been delivered."""
+        left = self.num_records - offset
+        if self.config.final_batch == "drop":
+            return left // self.config.batch_size
+        return -(-left // self.config.batch_size)
 
     @property
     def num_steps(self) -> int | None:
@@ -158,16 +165,22 @@ def masked_mean(values: Any, mask: Any) -> Any:
     Raises:
       ValueError: the mask's shape is not a leading part of the values' shape.
     """
-    if not hasattr(values, "__array_namespace__"):
-        values = np.asarray(values)
-    xp = values.__array_namespace__()
-    mask = xp.asarray(mask).astype(bool)
+    xp: Any = np
+    for given in (mask, values):
+        if hasattr(given, "__array_namespace__") and not isinstance(given, np.ndarray | np.generic):
+            xp = given.__array_namespace__()
+    values, mask = xp.asarray(values), xp.asarray(mask).astype(bool)
     if mask.ndim == 0 or values.shape[: mask.ndim] != mask.shape:
         raise ValueError(
             f"mask{list(mask.shape)} must match the first axes of values{list(values.shape)}"
         )
     mask = mask.reshape(mask.shape + (1,) * (values.ndim - mask.ndim))
     mask = xp.broadcast_to(mask, values.shape)
-    if isinstance(mask, np.ndarray) and not mask.any():
-        return np.mean(np.zeros(1, values.dtype)) * np.nan
-    return xp.mean(values, where=mask)
+    if xp is not np:
+        return xp.mean(values, where=mask)
+    if not mask.any():  # NumPy would warn of it
+        return np.float64(np.nan).astype(np.mean(np.zeros(1, values.dtype)).dtype)
+    if values.dtype.kind == "V":
+        # NumPy adds bfloat16 up in bfloat16, in which 256 + 1 is 256.
+        return np.mean(values.astype(np.float32), where=mask).astype(values.dtype)
+    return np.mean(values, where=mask)

@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib import recfunctions
 
 FINGERPRINT_VERSION: Final = 1
 MAX_CHUNKS: Final = 2048
@@ -27,6 +28,10 @@ _MARK_HEX: Final = 12  # 48 bits: a mark only places a difference that whole dig
 _READ_BYTES: Final = 1 << 24
 _UNIQUE_UP_TO: Final = 1 << 22
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+#: By name, the dtype and per-record shape of each field.
+Specs = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
 
 class _Field(Protocol):
@@ -134,7 +139,7 @@ class Fingerprint:
           ValueError: another version, a value of the wrong kind, or a digest that does not hold.
         """
         try:
-            if value["version"] != FINGERPRINT_VERSION:
+            if _count(value["version"]) != FINGERPRINT_VERSION:
                 raise ValueError(
                     f"fingerprint version {value['version']!r} is not {FINGERPRINT_VERSION}"
                 )
@@ -156,6 +161,13 @@ class Fingerprint:
             raise ValueError(f"not a fingerprint: {error!r}") from error
         if made.digest != value.get("digest"):
             raise ValueError("not a fingerprint: its digest does not hold")
+        if made.chunk_records == 0 or (
+            made.marks and len(_chunks(made)) != -(-made.num_records // made.chunk_records)
+        ):
+            raise ValueError(
+                f"not a fingerprint: {len(_chunks(made))} marks of {made.chunk_records} records "
+                f"each do not cover {made.num_records} records"
+            )
         return made
 
     def diff(self, other: "Fingerprint", source: _Readable | None = None) -> list[Difference]:
@@ -266,7 +278,9 @@ def fingerprint(source: _Readable, *, chunk_records: int | None = None) -> Finge
         (-1 or ""), or, among up to 4,194,304 records, an ID twice.
     """
     total = len(source)
-    chunk = chunk_records or default_chunk_records(total)
+    chunk = default_chunk_records(total) if chunk_records is None else chunk_records
+    if chunk < 1:
+        raise ValueError(f"chunk_records must be at least 1, not {chunk}")
     specs = {name: (np.dtype(f.dtype), tuple(f.shape)) for name, f in source.fields.items()}
     names = [ID_COLUMN, *specs]
     columns = {name: hashlib.sha256() for name in names}
@@ -305,6 +319,46 @@ def default_chunk_records(num_records: int) -> int:
     return 1 << max(0, (-(-num_records // MAX_CHUNKS) - 1).bit_length())
 
 
+def read_ids(source: _Readable, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """A source's IDs of some rows: int64[k] or str[k].
+
+    Raises:
+      ValueError: the source gives something else; names it.
+    """
+    ids = np.asarray(source.ids(rows))
+    if ids.shape != rows.shape or (ids.dtype.kind != "U" and ids.dtype != np.int64):
+        raise ValueError(
+            f"the source gave {ids.dtype}{list(ids.shape)} as the IDs of {len(rows)} rows; it must "
+            f"give int64[{len(rows)}] or strings"
+        )
+    return ids
+
+
+def read_fields(
+    source: _Readable, rows: npt.NDArray[np.int64], specs: Specs
+) -> dict[str, npt.NDArray[Any]]:
+    """A source's fields of some rows: for each an array dtype[k, *shape].
+
+    Raises:
+      ValueError: the source gives something else than its ``fields`` say; names the field.
+    """
+    given = source.read(rows)
+    if not isinstance(given, Mapping):
+        raise ValueError(f"the source must read as a dict of arrays, not {type(given).__name__}")
+    absent = [name for name in specs if name not in given]
+    if absent:
+        raise ValueError(f"the source did not read {', '.join(map(repr, absent))}, of its fields")
+    arrays = {}
+    for name, (dtype, shape) in specs.items():
+        arrays[name] = array = np.asarray(given[name])
+        if array.dtype != dtype or array.shape != (len(rows), *shape):
+            raise ValueError(
+                f"field {name!r} reads as {array.dtype}{list(array.shape)} for {len(rows)} rows, "
+                f"but the source's fields say {dtype}{[len(rows), *shape]}"
+            )
+    return arrays
+
+
 def check_ids(ids: npt.NDArray[Any], first_row: int = 0) -> None:
     """Checks that IDs are int64[n] or str[n], none of them a value that padding uses.
 
@@ -333,14 +387,12 @@ def check_unique(ids: npt.NDArray[Any]) -> None:
     if twice.size:
         first, second = by_id[twice[0]], by_id[twice[0] + 1]
         raise ValueError(
-            f"ID {ids[first]!r} belongs to rows {first} and {second} ({twice.size} such pairs); an "
+            f"ID {ids[first].item()!r} belongs to rows {first} and {second} ({twice.size} such pairs); an "
             "ID must name one record, or nothing can tell what was seen"
         )
 
 
-def _blocks(
-    total: int, specs: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
-) -> Iterator[tuple[int, int]]:
+def _blocks(total: int, specs: Specs) -> Iterator[tuple[int, int]]:
     record_bytes = 8 + sum(dtype.itemsize * math.prod(shape) for dtype, shape in specs.values())
     step = max(1, _READ_BYTES // record_bytes)
     return ((start, min(start + step, total)) for start in range(0, total, step))
@@ -354,26 +406,11 @@ def _cut(start: int, stop: int, chunk: int) -> Iterator[tuple[int, int]]:
         start = end
 
 
-def _read(
-    source: _Readable,
-    start: int,
-    stop: int,
-    specs: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]],
-) -> dict[str, npt.NDArray[Any]]:
+def _read(source: _Readable, start: int, stop: int, specs: Specs) -> dict[str, npt.NDArray[Any]]:
     rows = np.arange(start, stop, dtype=np.int64)
-    ids = np.asarray(source.ids(rows))
+    ids = read_ids(source, rows)
     check_ids(ids, start)
-    arrays = {name: np.asarray(array) for name, array in source.read(rows).items()}
-    if ids.shape != rows.shape:
-        raise ValueError(f"the source gave {ids.shape[0]} IDs for {rows.size} rows")
-    for name, (dtype, shape) in specs.items():
-        got = arrays[name]
-        if got.dtype != dtype or got.shape != (rows.size, *shape):
-            raise ValueError(
-                f"field {name!r} reads as {got.dtype}{list(got.shape)} for {rows.size} rows, but "
-                f"the source's fields say {dtype}{[rows.size, *shape]}"
-            )
-    return {**arrays, ID_COLUMN: ids}
+    return {**read_fields(source, rows, specs), ID_COLUMN: ids}
 
 
 def _begin(dtype: object, shape: tuple[int, ...]) -> "hashlib._Hash":
@@ -385,11 +422,15 @@ def _begin(dtype: object, shape: tuple[int, ...]) -> "hashlib._Hash":
 def _bytes(array: npt.NDArray[Any]) -> Any:
     """A column's bytes in C order, without a copy where it is contiguous.
 
-    Strings are given as UTF-8, each ended by a zero byte: the width NumPy stores them in is no
-    part of what they say.
+    Strings are given as UTF-8, each after its length and a colon: the width NumPy stores them in
+    is no part of what they say. Nor are the gaps of an aligned structured dtype, which a copy need
+    not keep.
     """
     if array.dtype.kind == "U":
-        return "".join(f"{text}\0" for text in array.reshape(-1).tolist()).encode()
+        texts = array.reshape(-1).tolist()
+        return "".join(f"{len(text)}:{text}" for text in texts).encode("utf-8", "surrogatepass")
+    if array.dtype.names is not None:
+        array = recfunctions.repack_fields(array, recurse=True)
     return _raw(array)
 
 

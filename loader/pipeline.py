@@ -8,7 +8,7 @@ by `order` and `batching`, as a pure function of the configuration, so every way
 import logging
 import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, SupportsIndex, TypeAlias
 
 import grain
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from loader.batching import Batch, Grid, Position, spread
 from loader.config import PipelineConfig
-from loader.fingerprint import Fingerprint
+from loader.fingerprint import Fingerprint, read_fields, read_ids
 from loader.order import EpochOrder, Rows
 from loader.sources import RecordSource, check_source
 
@@ -87,6 +87,7 @@ class Pipeline:
                 '"partial"'
             )
         self._order = EpochOrder(len(source), config.seed, config.shuffle)
+        self._specs = {name: (field.dtype, field.shape) for name, field in self.fields.items()}
 
     def __repr__(self) -> str:
         return f"Pipeline({self.source!r}, {self.config!r})"
@@ -136,6 +137,10 @@ class Pipeline:
           TypeError, ValueError: a position that cannot be one of this stream.
         """
         start = Position() if start is None else start
+        if not isinstance(start, Position):
+            raise TypeError(f"start must be a Position, not {start!r}")
+        if read_options is not None and not isinstance(read_options, ReadOptions):  # type: ignore[misc]
+            raise TypeError(f"read_options must be a ReadOptions, not {read_options!r}")
         return BatchIterator(self, start, read_options, on_batch)
 
     def __iter__(self) -> "BatchIterator":
@@ -174,7 +179,7 @@ class Pipeline:
         except TypeError:
             raise TypeError(f"a step is an integer, not {step!r}") from None
         steps = self.grid.num_steps
-        if number < 0 or (steps is not None and number >= steps):
+        if not 0 <= number < min(steps or 2**63, 2**63):
             raise IndexError(f"step {number} is not one of the {steps or 'unlimited'} steps from 0")
         return self.grid.position(number)
 
@@ -220,15 +225,7 @@ class Pipeline:
     def _gather(self, rows: Rows, ids: npt.NDArray[Any]) -> Batch:
         """The transformed records of some rows."""
         batch: Batch = {"id": ids, "mask": np.ones(len(rows), np.bool_)}
-        fields = self.source.read(rows)
-        for name, field in self.fields.items():
-            array = fields[name]
-            if array.dtype != field.dtype or array.shape != (len(rows), *field.shape):
-                raise ValueError(
-                    f"field {name!r} reads as {array.dtype}{list(array.shape)} for {len(rows)} "
-                    f"rows, but the source's fields say {field.dtype}{[len(rows), *field.shape]}"
-                )
-            batch[name] = array
+        batch |= read_fields(self.source, rows, self._specs)
         return batch if self.transform is None else _transformed(self.transform, batch)
 
     def _without_bad_records(
@@ -265,7 +262,7 @@ class Pipeline:
         raise ValueError("none of the first 1,024 records of the source can be read")
 
     def _ids(self, rows: Rows) -> npt.NDArray[Any]:
-        return self.source.ids(rows)
+        return read_ids(self.source, rows)
 
 
 class BatchIterator(grain.DatasetIterator[Batch]):
@@ -286,7 +283,7 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         self._pipeline = pipeline
         self._read_options = read_options or _NO_THREADS
         self._on_batch = on_batch
-        self._batches: Iterator[Batch] | None = None
+        self._batches: grain.DatasetIterator[Batch] | None = None
         self._position = pipeline.grid.check(start)
 
     @property
@@ -305,31 +302,35 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         grid = self._pipeline.grid
         if grid.is_end(self._position):
             raise StopIteration
-        if self._read_options.num_threads == 0:
-            batch = self._pipeline.read(self._position)
-        else:
-            batch = self._next_prefetched()
-        if self._on_batch is not None:
-            self._on_batch(self._position, batch)
-        self._position = grid.after(self._position)
+        try:
+            if self._read_options.num_threads == 0:
+                batch = self._pipeline.read(self._position)
+            else:
+                batch = next(self._prefetched())
+            if self._on_batch is not None:
+                self._on_batch(self._position, batch)
+            self._position = grid.after(self._position)
+        except BaseException:
+            # Grain's own iterator has lost count, or is a batch ahead; the next call starts a new one.
+            self._drop_prefetched()
+            raise
         return batch
 
-    def _next_prefetched(self) -> Batch:
+    def start_prefetch(self) -> None:
+        """Starts the reading threads, if there are any, before a batch is asked for."""
+        if self._read_options.num_threads > 0 and not self._closed:
+            self._prefetched().start_prefetch()
+
+    def _prefetched(self) -> Any:
         if self._batches is None:
             ahead = _Batches(self._pipeline, self._position)
             self._batches = iter(ahead.to_iter_dataset(self._read_options))
-        try:
-            return next(self._batches)
-        except BaseException:
-            # After an error Grain's own iterator has lost count; the next call starts a new one.
-            self._drop_prefetched()
-            raise
+        return self._batches
 
     def _drop_prefetched(self) -> None:
         batches, self._batches = self._batches, None
-        close = getattr(batches, "close", None)
-        if close is not None:
-            close()
+        if batches is not None:
+            batches.close()
 
     def get_state(self) -> dict[str, int]:
         """The position, as JSON can hold it: ``{"epoch": ..., "offset": ..., "step": ...}``."""
@@ -364,9 +365,8 @@ class _Batches(grain.MapDataset[Batch]):
         super().__init__()
         self._pipeline = pipeline
         self._start = start
-        grid = pipeline.grid
         #: Batches of the first epoch, which may begin anywhere in it.
-        self._first = -(-(grid.delivered_per_epoch - start.offset) // pipeline.config.batch_size)
+        self._first = pipeline.grid.steps_after(start.offset)
 
     def __len__(self) -> int:
         grid, epochs = self._pipeline.grid, self._pipeline.config.num_epochs
@@ -374,7 +374,8 @@ class _Batches(grain.MapDataset[Batch]):
             return sys.maxsize
         if grid.is_end(self._start):
             return 0
-        return self._first + (epochs - self._start.epoch - 1) * grid.steps_per_epoch
+        steps = self._first + (epochs - self._start.epoch - 1) * grid.steps_per_epoch
+        return min(steps, sys.maxsize)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -383,6 +384,8 @@ class _Batches(grain.MapDataset[Batch]):
 
     def _at(self, index: int) -> Position:
         start, grid = self._start, self._pipeline.grid
+        if index < 0:
+            raise IndexError(f"batches are numbered from 0, and {index} is none of them")
         if index < self._first:
             offset = start.offset + index * self._pipeline.config.batch_size
             return Position(start.epoch, offset, start.step + index)
@@ -393,12 +396,17 @@ class _Batches(grain.MapDataset[Batch]):
 def _transformed(transform: Transform, batch: Batch) -> Batch:
     """The transform's output as NumPy arrays, with the batch's own ``id`` and ``mask``."""
     ids, mask = batch["id"], batch["mask"]
-    given = transform(dict(batch))
+    given = transform({**batch, "id": _read_only(ids), "mask": _read_only(mask)})
     if not isinstance(given, Mapping):
         raise TypeError(f"the transform must return a dict of arrays, not {type(given).__name__}")
     out: Batch = {"id": ids, "mask": mask}
     for name, value in given.items():
-        array = np.asarray(value)
+        if not isinstance(name, str):
+            raise TypeError(f"the transform's fields must be named by strings, not {name!r}")
+        try:
+            array = np.asarray(value)
+        except ValueError as error:
+            raise ValueError(f"the transform's {name!r} is not an array: {error}") from error
         if array.ndim == 0 or len(array) != len(ids) or array.dtype.hasobject:
             raise ValueError(
                 f"the transform's {name!r} is {array.dtype}{list(array.shape)}; for {len(ids)} "
@@ -411,3 +419,9 @@ def _transformed(transform: Transform, batch: Batch) -> Batch:
         if name not in out:
             out[name] = array
     return out
+
+
+def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    view = array.view()
+    view.flags.writeable = False
+    return view

@@ -100,7 +100,12 @@ def _id_array(ids: npt.ArrayLike | Sequence[str]) -> npt.NDArray[Any]:
     array = _array("ids", ids)
     if array.ndim != 1:
         raise ValueError(f"ids must have one axis, not shape {list(array.shape)}")
+    if array.size == 0:
+        raise ValueError("ids must name at least one record")
     if array.dtype.kind in "iu":
+        # NumPy makes integers of truth values among them.
+        if isinstance(ids, Sequence) and any(isinstance(v, bool | np.bool_) for v in ids):
+            raise TypeError("ids must be integers or strings, not truth values")
         if array.dtype.kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
             raise ValueError(f"ID {array.max()} does not fit int64; use strings")
         return array.astype(np.int64)
