@@ -24,6 +24,7 @@ NEXT_IDS: Final = 64
 ALLOWABLE: Final = frozenset({"batch_size"})
 
 _NEXT_IDS_BYTES: Final = 16 << 10
+_MAX_LEVELS: Final = 64
 _PACKAGES: Final = ("regrain", "grain", "orbax-checkpoint", "jax", "jaxlib", "numpy")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
@@ -117,8 +118,18 @@ class Manifest:
         }
 
     def to_bytes(self) -> bytes:
-        """Canonical JSON, with ``sha256`` over all the rest of it."""
-        return seal(self.to_dict())
+        """Canonical JSON, with ``sha256`` over all the rest of it.
+
+        Raises:
+          ValueError: it is larger than `from_bytes` may be given.
+        """
+        data = seal(self.to_dict())
+        if len(data) > MAX_MANIFEST_BYTES:
+            raise ValueError(
+                f"the manifest has {len(data)} bytes, and {MAX_MANIFEST_BYTES} are allowed; make "
+                "run_config smaller"
+            )
+        return data
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -129,22 +140,23 @@ class Manifest:
         """
         try:
             value = json.loads(data)
+            if not isinstance(value, dict):
+                raise ValueError("it is no object")
+            version = value.get("format")
+            value.pop("sha256", None)
+            sealed = seal(value)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"the manifest is not JSON: {error}") from error
-        if not isinstance(value, dict):
-            raise ValueError("the manifest is not a JSON object")
-        if value.get("format") != FORMAT_VERSION:
+        if type(version) is not int or version != FORMAT_VERSION:
             raise ValueError(
-                f"the manifest has format {value.get('format')!r:.40}, and this version reads "
-                f"{FORMAT_VERSION}"
+                f"the manifest has format {version!r:.40}, and this version reads {FORMAT_VERSION}"
             )
-        value.pop("sha256", None)
-        if seal(value) != data:
+        if sealed != data:
             raise ValueError("the manifest does not match its own sha256")
         try:
             return cls._from_dict(value)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ValueError(f"the manifest lacks or mistypes a part: {error!r}") from error
+            raise ValueError(f"the manifest lacks or mistypes a part: {error!r:.400}") from error
 
     @classmethod
     def _from_dict(cls, value: dict[str, Any]) -> Self:
@@ -152,24 +164,24 @@ class Manifest:
         kind, version = value["order"]["kind"], value["order"]["version"]
         if kind != config["shuffle"]:
             raise ValueError("its config and its order disagree")
-        if value["position"]["step"] != value["step"]:
-            raise ValueError(
-                f"it is of step {value['step']}, its position of step {value['position']['step']}"
-            )
+        step, place = _typed(value["step"], int), value["position"]
+        position = Position(place["epoch"], place["offset"], place["step"])
+        if position.step != step:
+            raise ValueError(f"it is of step {step}, its position of step {position.step}")
         transform = value["transform"]
         return cls(
-            value["step"],
-            Position(**value["position"]),
+            step,
+            position,
             Identity(
                 Fingerprint.from_dict(value["fingerprint"]),
                 config,
                 _typed(version, int),
                 None if transform is None else _texts(transform),
-                _typed(value["run_config"], dict),
+                _shallow(_typed(value["run_config"], dict)),
                 tuple(Leaf.from_dict(leaf) for leaf in value["train_state"]),
             ),
             tuple(_id(entry) for entry in value["next_ids"]),
-            tuple(_typed(change, dict) for change in value["history"]),
+            tuple(_shallow(_typed(change, dict)) for change in value["history"]),
             _texts(value["packages"]),
             {_typed(path, str): _file(entry) for path, entry in value["files"].items()},
         )
@@ -182,14 +194,14 @@ def seal(value: Mapping[str, Any]) -> bytes:
 
 
 def next_ids(pipeline: Pipeline, position: Position) -> tuple[int | str, ...]:
-    """IDs of the records delivered next from a position: at most 64, and 16 KiB of text."""
+    """IDs of the records delivered next from a position: at most 64, and 16 KiB of JSON."""
     found: list[int | str] = []
     size = 0
     while len(found) < NEXT_IDS and not pipeline.grid.is_end(position):
         # A batch can hold millions of records; only its first ones are looked up.
         rows = pipeline.rows_at(position, limit=NEXT_IDS - len(found))
         for entry in pipeline.source.ids(rows).tolist():
-            size += len(str(entry).encode())
+            size += len(_canonical(entry))
             if size > _NEXT_IDS_BYTES:
                 return tuple(found)
             found.append(entry)
@@ -238,7 +250,7 @@ def json_value(value: Any, where: str) -> Any:
         text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"{where} must be a value that JSON can hold: {error}") from error
-    copy = json.loads(text)
+    copy = _shallow(json.loads(text))
     if isinstance(value, Mapping) and any(not isinstance(key, str) for key in value):
         raise TypeError(f"{where} must have strings as keys, not {list(value)!r:.80}")
     return copy
@@ -263,7 +275,7 @@ def _diff_mappings(
 
 
 class _Absent:
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return "absent"
 
 
@@ -271,9 +283,13 @@ _ABSENT: Final = _Absent()
 
 
 def _diff_values(name: str, before: Any, now: Any) -> Iterable[Difference]:
-    # 1, 1.0 and True are equal in Python and not the same setting.
-    if before != now or type(before) is not type(now):
-        yield Difference(name, str(before), str(now))
+    # As JSON, because 1, 1.0 and True are equal in Python and not the same setting.
+    if before is _ABSENT or now is _ABSENT or _canonical(before) != _canonical(now):
+        texts = str(before), str(now)
+        # "" and "1" are told from nothing and from 1 by their quotes, which else are left out.
+        if "" in texts or texts[0] == texts[1]:
+            texts = repr(before), repr(now)
+        yield Difference(name, *texts)
 
 
 def _by_path(leaves: Iterable[Leaf]) -> dict[str, str]:
@@ -283,6 +299,16 @@ def _by_path(leaves: Iterable[Leaf]) -> dict[str, str]:
 def _typed(value: Any, kind: type) -> Any:
     if type(value) is not kind:
         raise TypeError(f"{value!r:.60} is not of type {kind.__name__}")
+    return value
+
+
+def _shallow(value: Any, levels: int = _MAX_LEVELS) -> Any:
+    """The value, if it is not nested so deeply that to compare or print it could exhaust the stack."""
+    if levels == 0:
+        raise ValueError(f"it is nested more than {_MAX_LEVELS} levels deep")
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for part in parts:
+        _shallow(part, levels - 1)
     return value
 
 
