@@ -310,8 +310,8 @@ class Checkpoints:
         }
         differences = [one for one in differences if one.name not in changes]
         if not differences:
-            before = config_with(self._pipeline, found.identity.config)
             try:
+                before = config_with(self._pipeline, found.identity.config)
                 before.grid.check(found.position)
             except ValueError as error:
                 raise StepDamagedError(f"its position is none of its stream: {error}") from error
@@ -393,11 +393,13 @@ def load(
       CheckpointDamagedError: the step (or every step) is damaged.
     """
     where = RunDirectory(directory, write=False)
-    steps = where.steps() if step is None else [step]
+    steps = where.steps()
+    if step is not None:
+        if step not in steps:
+            raise FileNotFoundError(f"{os.fspath(directory)} has no step {step}")
+        steps = [step]
     reasons: dict[int, str] = {}
     for number in reversed(steps):
-        if not where.step_path(number).is_dir():
-            raise FileNotFoundError(f"{os.fspath(directory)} has no step {number}")
         try:
             manifest = where.check(number, verify)
             return manifest, _read_leaves(where.step_path(number), manifest)

@@ -79,7 +79,7 @@ class RunDirectory:
         self._release()
 
     def steps(self) -> list[int]:
-        """Numbers of all step directories, whole or not, in rising order."""
+        """Numbers of all steps in rising order: whatever has a number as its name, whole or not."""
         with os.scandir(self.path) as entries:
             return sorted(
                 int(entry.name)
@@ -87,7 +87,6 @@ class RunDirectory:
                 if entry.name.isascii()
                 and entry.name.isdigit()
                 and entry.name == str(int(entry.name))
-                and entry.is_dir(follow_symlinks=False)
             )
 
     def step_path(self, step: int) -> pathlib.Path:
@@ -107,6 +106,8 @@ class RunDirectory:
         """
         path = self.step_path(step)
         try:
+            if not stat.S_ISDIR(path.lstat().st_mode):
+                raise ValueError("it is not a directory")
             manifest = Manifest.from_bytes(_read(path / _MANIFEST_FILE, MAX_MANIFEST_BYTES))
             if manifest.step != step:
                 raise ValueError(f"it holds a checkpoint of step {manifest.step}")
@@ -147,6 +148,8 @@ class RunDirectory:
         whole = [step for step in self.steps() if step not in damaged and self._is_own(step)]
         for step in whole[:-count]:
             trash = self.path / _TRASH
+            if trash.is_symlink():
+                trash.unlink()  # what it points to is not ours
             trash.mkdir(exist_ok=True)
             self.step_path(step).rename(trash / str(step))
         self._empty_trash()
@@ -209,7 +212,7 @@ def sync_committed(path: pathlib.Path) -> None:
 
 def _lock(path: pathlib.Path) -> int:
     """Takes the lock, which is held for as long as the descriptor that it returns is open."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -25,6 +25,7 @@ ALLOWABLE: Final = frozenset({"batch_size"})
 
 _NEXT_IDS_BYTES: Final = 16 << 10
 _MAX_LEVELS: Final = 64
+_MAX_COUNT: Final = 2**62
 _PACKAGES: Final = ("regrain", "grain", "orbax-checkpoint", "jax", "jaxlib", "numpy")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
@@ -168,6 +169,8 @@ class Manifest:
         position = Position(place["epoch"], place["offset"], place["step"])
         if position.step != step:
             raise ValueError(f"it is of step {step}, its position of step {position.step}")
+        if max(position.epoch, step) > _MAX_COUNT:
+            raise ValueError(f"{position} is further than any run can come")
         transform = value["transform"]
         return cls(
             step,
