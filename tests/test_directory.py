@@ -1,0 +1,485 @@
+"""A run's directory: what counts as a step, what is whole, who may write, and what is never touched."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkpointing import directory as directories
+from checkpointing.directory import RunDirectory, StepDamagedError, seal_step
+from checkpointing.manifest import MAX_MANIFEST_BYTES, Identity, Manifest, package_versions, seal
+from checkpointing.train_state import describe
+from loader import ArraySource, Pipeline, PipelineConfig, Position
+
+PIPELINE = Pipeline(
+    ArraySource({"x": np.arange(20)}), PipelineConfig(3, seed=1, final_batch="pad", num_epochs=9)
+)
+IDENTITY = Identity.of(PIPELINE, {}, describe({"w": np.zeros(2)}))
+FILES = {
+    "train_state/d/0": b"some values",
+    "train_state/d/1": b"",
+    "train_state/_METADATA": b"{}",
+    "train_state/commit_success.txt": b"yes",
+    "iterator/commit_success.txt": b"yes",
+    "manifest/commit_success.txt": b"yes",
+}
+
+
+def write_step(run: pathlib.Path, step: int, iterator: bytes | None = None) -> pathlib.Path:
+    """A step as it is committed, without Orbax."""
+    path, position = run / str(step), PIPELINE.position(step)
+    state = json.dumps(dataclasses.asdict(position)).encode()
+    for name, data in {
+        **FILES,
+        "iterator/metadata": state if iterator is None else iterator,
+    }.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(data)
+    (path / "manifest/metadata").write_bytes(b"to be replaced")
+    manifest = Manifest(step, position, IDENTITY, (), (), package_versions())
+    seal_step(path, manifest)
+    (path / "commit_success.txt").write_bytes(b"yes")
+    return path
+
+
+def rewrite(step_path: pathlib.Path, **changes: Any) -> None:
+    """Changes parts of a step's manifest, under a digest that holds."""
+    path = step_path / "manifest/metadata"
+    value = json.loads(path.read_bytes())
+    del value["sha256"]
+    path.write_bytes(seal({**value, **changes}))
+
+
+def names(path: pathlib.Path) -> list[str]:
+    return sorted(str(found.relative_to(path)) for found in path.rglob("*"))
+
+
+@pytest.fixture
+def run(tmp_path: pathlib.Path) -> pathlib.Path:
+    path = tmp_path / "run"
+    path.mkdir()
+    return path
+
+
+def opened(path: pathlib.Path) -> RunDirectory:
+    return RunDirectory(path, write=False)
+
+
+# What is a step.
+
+
+def test_a_step_is_whatever_has_a_number_as_its_name_in_rising_order(run: pathlib.Path) -> None:
+    for name in (
+        "10",
+        "9",
+        "0",
+        "00",
+        "07",
+        "-1",
+        "+1",
+        "1.0",
+        "x",
+        "²",
+        "١",
+        "1 ",
+        "5.set-aside-1",
+    ):
+        (run / name).mkdir()
+    (run / "3").write_text("a file")
+    (run / "4").symlink_to(run / "9")
+    (run / "5").symlink_to("nowhere")
+    assert opened(run).steps() == [0, 3, 4, 5, 9, 10]
+
+
+def test_a_whole_step_is_whole(run: pathlib.Path) -> None:
+    write_step(run, 4)
+    manifest = opened(run).check(4)
+    assert opened(run).check(4, "manifest") == manifest
+    assert (manifest.step, manifest.position) == (4, PIPELINE.position(4))
+    assert manifest.files["train_state/d/0"] == {
+        "sha256": hashlib.sha256(b"some values").hexdigest(),
+        "bytes": 11,
+    }
+    assert manifest.files.keys() == FILES.keys() | {"iterator/metadata"}
+
+
+# Each damage is found, and said.
+
+
+def empty(step: pathlib.Path) -> None:
+    for path in step.rglob("*"):
+        if path.is_file():
+            path.unlink()
+
+
+def replace_by_link(path: pathlib.Path) -> None:
+    run = next(folder for folder in path.parents if folder.name == "run")
+    path.rename(run / "the-original")
+    path.symlink_to(run / "the-original")
+
+
+def replace_by_folder(path: pathlib.Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def replace_by_pipe(path: pathlib.Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+DAMAGES: dict[str, tuple[Callable[[pathlib.Path], object], str]] = {
+    "emptied": (empty, "manifest/metadata is missing"),
+    "a file too many": (lambda step: (step / "train_state/d/2").write_bytes(b""), "train_state/d/2 does not belong to it"),
+    "a file too few": (lambda step: (step / "train_state/d/1").unlink(), r"train_state/d/1 is missing \(1 of 7 files\)"),
+    "no iterator": (lambda step: (step / "iterator").rename(step / "elsewhere"), "iterator is missing"),
+    "no train state": (lambda step: (step / "train_state").rename(step / "elsewhere"), "train_state is missing"),
+    "no manifest": (lambda step: (step / "manifest").rename(step / "elsewhere"), "manifest/metadata is missing"),
+    "a file renamed": (lambda step: (step / "train_state/d/1").rename(step / "train_state/d/3"), "train_state/d/1 is missing"),
+    "a link as a file": (lambda step: replace_by_link(step / "train_state/d/0"), "train_state/d/0 is not a regular file"),
+    "a link as the iterator": (lambda step: replace_by_link(step / "iterator/metadata"), "iterator/metadata is not a regular file"),
+    "a link as the manifest": (lambda step: replace_by_link(step / "manifest/metadata"), "symbolic link"),
+    "a link as a folder": (lambda step: replace_by_link(step / "train_state/d"), "train_state/d/0 is missing"),
+    "a link as an item": (lambda step: replace_by_link(step / "train_state"), "train_state is a symbolic link"),
+    "a link as the manifest's item": (lambda step: replace_by_link(step / "manifest"), "manifest is a symbolic link"),
+    "a link as the step": (replace_by_link, "not a directory"),
+    "a file as the step": (lambda step: (step.rename(step.with_name("x")), step.write_bytes(b"")), "not a directory"),
+    "a folder as the manifest": (lambda step: replace_by_folder(step / "manifest/metadata"), "(?i)is a directory|regular"),
+    "a folder as a file": (lambda step: replace_by_folder(step / "train_state/d/0"), "train_state/d/0 is missing"),
+    "a pipe as the manifest": (lambda step: replace_by_pipe(step / "manifest/metadata"), "metadata is not a regular file"),
+    "a pipe as the iterator": (lambda step: replace_by_pipe(step / "iterator/metadata"), "is not a regular file"),
+    "a pipe as a file": (lambda step: replace_by_pipe(step / "train_state/d/0"), "is not a regular file"),
+    "a manifest without end": (lambda step: os.truncate(step / "manifest/metadata", 1 << 40), f"metadata is larger than {MAX_MANIFEST_BYTES}"),
+    "a file without end": (lambda step: os.truncate(step / "train_state/d/0", 1 << 40), "train_state/d/0 has 1099511627776 bytes instead of 11"),
+    "one byte": (lambda step: (step / "train_state/d/0").write_bytes(b"some valuez"), "train_state/d/0 has sha256"),
+    "a .. in a name": (lambda step: rewrite(step, files={"../../x": {"sha256": "0" * 64, "bytes": 1}}), r"\.\./\.\./x is missing"),
+    "a name from the root": (lambda step: rewrite(step, files={"/etc/passwd": {"sha256": "0" * 64, "bytes": 1}}), "/etc/passwd is missing"),
+    "another step": (lambda step: rewrite(step, step=5, position=dataclasses.asdict(PIPELINE.position(5))), "it holds a checkpoint of step 5"),
+    "another position": (lambda step: rewrite(step, position={"epoch": 0, "offset": 9, "step": 4}), "its iterator is at .* its manifest at"),
+    "a position that is none": (lambda step: rewrite(step, position={"epoch": -1, "offset": 0.5, "step": 4}), "lacks or mistypes"),
+    "a position beyond any run": (lambda step: rewrite(step, step=2**63 - 1, position={"epoch": 1, "offset": 0, "step": 2**63 - 1}), "further than any run"),
+    "an epoch beyond any run": (lambda step: rewrite(step, position={"epoch": 2**63 - 1, "offset": 0, "step": 4}), "further than any run"),
+    "another format": (lambda step: rewrite(step, format=2), "format 2, and this version reads 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_each_damage_is_found_and_named(damage: str, run: pathlib.Path) -> None:
+    break_it, message = DAMAGES[damage]
+    break_it(write_step(run, 4))
+    with pytest.raises(StepDamagedError, match=message) as caught:
+        opened(run).check(4)
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("verify", ["full", "manifest"])
+def test_an_empty_and_a_foreign_directory_are_not_checkpoints(
+    verify: Any, run: pathlib.Path
+) -> None:
+    (run / "4").mkdir()
+    with pytest.raises(
+        StepDamagedError, match=r"manifest/metadata is missing: .* not a checkpoint"
+    ):
+        opened(run).check(4, verify)
+    (run / "4/params.npz").write_bytes(b"theirs")
+    with pytest.raises(StepDamagedError, match="manifest/metadata is missing"):
+        opened(run).check(4, verify)
+    assert names(run) == ["4", "4/params.npz"]
+
+
+def test_only_the_content_of_array_files_is_left_out_by_verify_manifest(run: pathlib.Path) -> None:
+    step = write_step(run, 4)
+    (step / "train_state/d/0").write_bytes(b"other value")
+    assert opened(run).check(4, "manifest").step == 4
+    (step / "iterator/metadata").write_bytes(
+        (step / "iterator/metadata").read_bytes().replace(b"12", b"15")
+    )
+    with pytest.raises(StepDamagedError, match="its iterator is at"):
+        opened(run).check(4, "manifest")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda parts: st.lists(parts, max_size=3) | st.dictionaries(st.text(), parts, max_size=3),
+    max_leaves=8,
+)
+states = st.fixed_dictionaries(
+    {},
+    optional={
+        name: st.one_of(json_values, st.integers(-1, 12)) for name in ("epoch", "offset", "step")
+    },
+)
+
+
+@given(
+    data=st.binary()
+    | st.binary(min_size=4000, max_size=5000)
+    | st.one_of(states, json_values).map(json.dumps).map(str.encode)
+)
+def test_an_iterator_state_of_a_stranger_is_the_manifests_or_is_refused(
+    data: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    run = tmp_path_factory.mktemp("run", numbered=True)
+    write_step(run, 4, data)
+    try:
+        opened(run).check(4)
+    except StepDamagedError as damage:
+        assert len(str(damage)) < 600  # noqa: PT017
+    else:
+        assert json.loads(data) == dataclasses.asdict(PIPELINE.position(4))
+
+
+@pytest.mark.parametrize("depth", [100, *range(900, 1010, 2), 2000])
+def test_an_iterator_state_nested_to_any_depth_is_refused(depth: int, run: pathlib.Path) -> None:
+    write_step(run, 4, b"[" * depth + b"]" * depth)
+    with pytest.raises(StepDamagedError, match=r"its iterator is at|nested too deeply"):
+        opened(run).check(4)
+
+
+def test_a_step_beyond_what_can_be_counted_is_no_checkpoint(run: pathlib.Path) -> None:
+    write_step(run, 4).rename(run / ("9" * 200))
+    number = opened(run).steps()[0]
+    with pytest.raises(StepDamagedError, match="it holds a checkpoint of step 4"):
+        opened(run).check(number)
+
+
+# Who may write.
+
+
+def test_a_directory_is_made_with_its_parents_wherever_it_is(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in ("a/b/c", "with blanks and ünicode ∂/☃", tmp_path / "x" / ".." / "y"):
+        made = RunDirectory(path)
+        assert made.path == pathlib.Path(os.path.normpath(tmp_path / path))
+        assert made.path.is_dir()
+        made.close()
+        made.close()
+
+
+@pytest.mark.parametrize("at", ["file", "file/below"])
+def test_a_file_in_the_place_of_the_directory_is_an_error_that_says_so(
+    at: str, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(NotADirectoryError, match="file"):
+        RunDirectory(tmp_path / at)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_reading_makes_nothing(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        opened(tmp_path / "none").steps()
+    write_step(tmp_path, 4)
+    (tmp_path / "5.orbax-checkpoint-tmp").mkdir()
+    before = names(tmp_path)
+    opened(tmp_path).check(4)
+    assert names(tmp_path) == before
+
+
+def test_the_second_writer_of_a_process_is_refused_and_the_next_one_is_not(
+    run: pathlib.Path,
+) -> None:
+    first = RunDirectory(run)
+    with pytest.raises(BlockingIOError, match=f"open for writing in process {os.getpid()};"):
+        RunDirectory(run)
+    assert opened(run).steps() == []
+    first.close()
+    RunDirectory(run).close()
+
+
+def test_a_writer_that_is_forgotten_lets_go(run: pathlib.Path) -> None:
+    first = RunDirectory(run)
+    del first
+    RunDirectory(run).close()
+
+
+def hold(run: pathlib.Path) -> "subprocess.Popen[str]":
+    """A process that has the directory open, until its input ends."""
+    code = textwrap.dedent(
+        """
+        import sys
+        from checkpointing.directory import RunDirectory
+        held = RunDirectory(sys.argv[1])
+        print("held", flush=True)
+        sys.stdin.read()
+        """
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(run)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=pathlib.Path(__file__).parent.parent,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_second_process_is_refused_at_once_and_a_killed_one_does_not_block(
+    run: pathlib.Path,
+) -> None:
+    (run / "3.orbax-checkpoint-tmp").mkdir()
+    with hold(run) as process:
+        (run / "5.orbax-checkpoint-tmp").mkdir()
+        with pytest.raises(
+            BlockingIOError, match=f"in process {process.pid}; two writers .* close"
+        ):
+            RunDirectory(run)
+        # The refused one has touched nothing of what the first one writes.
+        assert names(run) == [".lock", "5.orbax-checkpoint-tmp"]
+        process.send_signal(signal.SIGKILL)
+    RunDirectory(run).close()
+    assert names(run) == [".lock"]
+
+
+def test_a_lock_that_is_a_link_does_not_overwrite_what_it_points_to(
+    run: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "precious").write_text("precious")
+    (run / ".lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError, match=r"\.lock"):
+        RunDirectory(run)
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+# How steps come and go.
+
+
+def test_opening_removes_what_killed_saves_and_deletions_left_and_nothing_else(
+    run: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious/file").write_text("precious")
+    for left in ("7.orbax-checkpoint-tmp/iterator", ".trash/3/iterator", ".trash/1"):
+        (run / left).mkdir(parents=True)
+    (run / ".trash/link").symlink_to(tmp_path / "precious")
+    stay = ["1", "12", "4.set-aside-1", "notes", "x.tmp"]
+    for name in stay:
+        (run / name).mkdir()
+    (run / "8.orbax-checkpoint-tmp").symlink_to(tmp_path / "precious")
+    RunDirectory(run).close()
+    assert sorted(path.name for path in run.iterdir()) == sorted(
+        [".lock", "8.orbax-checkpoint-tmp", *stay]
+    )
+    assert (tmp_path / "precious/file").read_text() == "precious"
+
+
+def test_a_trash_that_is_a_link_takes_no_step_elsewhere(
+    run: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (run / ".trash").symlink_to(tmp_path / "elsewhere")
+    for step in (1, 2):
+        write_step(run, step)
+    writer = RunDirectory(run)
+    writer.keep_newest(1)
+    writer.close()
+    assert names(tmp_path / "elsewhere") == []
+    assert opened(run).steps() == [2]
+
+
+@pytest.mark.parametrize("keep", [1, 2, 5])
+def test_the_newest_whole_steps_are_kept_and_what_is_not_whole_is_not_counted(
+    keep: int, run: pathlib.Path
+) -> None:
+    for step in (1, 2, 3, 5, 8, 10):
+        write_step(run, step)
+    (run / "4").mkdir()
+    (run / "6").symlink_to(run / "5")
+    (run / "7").write_bytes(b"a file")
+    (run / "8/train_state/d/0").unlink()
+    writer = RunDirectory(run)
+    writer.keep_newest(keep, damaged=[10])
+    writer.close()
+    whole = [step for step in (1, 2, 3, 5) if step in (1, 2, 3, 5)[-keep:]]
+    assert opened(run).steps() == sorted([*whole, 4, 6, 7, 8, 10])
+    for step in whole:
+        opened(run).check(step)
+
+
+def test_a_kill_while_old_steps_are_deleted_leaves_whole_steps_only(
+    run: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2, 3):
+        write_step(run, step)
+
+    class KilledError(BaseException):
+        pass
+
+    def rmtree(path: Any, *args: Any, **kwargs: Any) -> None:
+        """Gets halfway, and is killed."""
+        for found in sorted(pathlib.Path(path).rglob("metadata")):
+            found.unlink()
+        if pathlib.Path(path).exists():
+            raise KilledError
+
+    writer = RunDirectory(run)
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", rmtree)
+        with pytest.raises(KilledError):
+            writer.keep_newest(1)
+    writer.close()
+    assert opened(run).steps() == [3]
+    opened(run).check(3)
+    RunDirectory(run).close()
+    assert not (run / ".trash").exists()
+
+
+def test_setting_aside_renames_and_never_overwrites(run: pathlib.Path) -> None:
+    writer = RunDirectory(run)
+    for number in (1, 2, 3):
+        (run / "5").mkdir()
+        (run / "5/mark").write_text(str(number))
+        assert writer.set_aside(5).name == f"5.set-aside-{number}"
+    (run / "5").write_text("a file")
+    assert writer.set_aside(5).read_text() == "a file"
+    (run / "5").symlink_to("nowhere")
+    assert writer.set_aside(5).is_symlink()
+    writer.close()
+    assert [(run / f"5.set-aside-{number}/mark").read_text() for number in (1, 2, 3)] == [
+        "1",
+        "2",
+        "3",
+    ]
+    assert opened(run).steps() == []
+
+
+def test_sealing_syncs_every_file_and_every_folder(
+    run: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[pathlib.Path] = set()
+    monkeypatch.setattr(directories, "sync", synced.add)
+    step = write_step(run, 4)
+    step.joinpath("commit_success.txt").unlink()
+    assert synced == {step, *step.rglob("*")}
+
+
+def test_after_the_commit_the_rename_and_what_orbax_adds_are_synced(
+    run: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = write_step(run, 4)
+    synced: set[pathlib.Path] = set()
+    monkeypatch.setattr(directories, "sync", synced.add)
+    directories.sync_committed(step)
+    assert synced == {step / "commit_success.txt", step, run}
+
+
+def test_a_position_is_written_as_the_iterators_state() -> None:
+    state = PIPELINE.iterate(PIPELINE.position(4)).get_state()
+    assert state == dataclasses.asdict(Position(**state))
