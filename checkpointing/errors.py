@@ -1,8 +1,13 @@
 """The two errors of a resume that callers may want to catch."""
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Final
 
 from loader import Difference
+
+_MAX_TEXT: Final = 200
+_MAX_COLUMN: Final = 40
 
 
 class CheckpointMismatchError(ValueError):
@@ -14,11 +19,12 @@ class CheckpointMismatchError(ValueError):
 
     def __init__(self, where: str, differences: Sequence[Difference]) -> None:
         self.differences = tuple(differences)
-        names = max(len(difference.name) for difference in differences)
-        befores = max(len(difference.checkpoint) for difference in differences)
-        nows = max(len(difference.now) for difference in differences)
+        rows = [_texts(difference) for difference in differences]
+        names, befores, nows = (
+            min(max(len(row[column]) for row in rows), _MAX_COLUMN) for column in range(3)
+        )
         lines = [f"{where} belongs to a different stream; nothing was restored."]
-        for name, before, now, note in map(_texts, differences):
+        for name, before, now, note in rows:
             line = f"  {name:{names}}  checkpoint {before:{befores}}  now {now:{nows}}"
             lines.append(line + (f"  ({note})" if note else ""))
         lines.append(
@@ -46,4 +52,12 @@ class CheckpointDamagedError(RuntimeError):
 
 
 def _texts(difference: Difference) -> tuple[str, str, str, str]:
-    return difference.name, difference.checkpoint, difference.now, difference.note
+    """The parts of a difference on one line each, and none so long that it hides the others."""
+    name, before, now, note = (
+        text if text.isprintable() else repr(text) for text in dataclasses.astuple(difference)
+    )
+    return _brief(name), _brief(before), _brief(now), note
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 3] + "..."
