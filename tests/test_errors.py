@@ -1,0 +1,73 @@
+"""Errors say what is wrong with both values, what follows, and what to do."""
+
+import checkpointing
+from checkpointing import CheckpointDamagedError, CheckpointMismatchError
+from loader import Difference
+
+
+def test_a_mismatch_is_told_as_the_design_says() -> None:
+    differences = [
+        Difference(
+            "dataset.y", "sha256:ab12...", "sha256:9f03...", "1 of 1797 records differs: id 7"
+        ),
+        Difference("batch_size", "256", "128"),
+    ]
+    error = CheckpointMismatchError("runs/digits step 1200", differences)
+    assert error.differences == tuple(differences)
+    assert str(error) == (
+        "runs/digits step 1200 belongs to a different stream; nothing was restored.\n"
+        "  dataset.y   checkpoint sha256:ab12...  now sha256:9f03...  (1 of 1797 records differs: id 7)\n"
+        "  batch_size  checkpoint 256             now 128\n"
+        "Use the data and config of that run, or start a new directory. batch_size alone may change "
+        'with allow={"batch_size"}.'
+    )  # fmt: skip
+
+
+def test_a_difference_stays_on_its_line_whatever_it_holds() -> None:
+    error = CheckpointMismatchError(
+        "run step 1",
+        [
+            Difference("run_config.text", "a\nb", "\x1b[2J"),
+            Difference("dataset.id", "x" * 10**6, "y" * 10**6, "id a\nb"),
+            *(Difference(f"train_state/{i}", "float32[2]", "absent") for i in range(1000)),
+        ],
+    )
+    lines = str(error).splitlines()
+    assert len(lines) == 1 + 2 + 1000 + 1
+    assert lines[1].split() == ["run_config.text", "checkpoint", r"'a\nb'", "now", r"'\x1b[2J'"]
+    assert max(map(len, lines)) < 700
+    assert sum(map(len, lines)) < 150_000
+    assert error.differences[1].checkpoint == "x" * 10**6
+
+
+def test_damage_is_told_step_by_step() -> None:
+    reasons = {20: "manifest/metadata is missing", 10: "train_state/d/0 has 3 bytes instead of 5"}
+    error = CheckpointDamagedError("runs/digits", reasons)
+    assert error.reasons == reasons
+    assert str(error) == (
+        "no checkpoint in runs/digits is whole; nothing was restored.\n"
+        "  step 20: manifest/metadata is missing\n"
+        "  step 10: train_state/d/0 has 3 bytes instead of 5\n"
+        "Bring the directory back from a copy, or, to begin again from the start, use a new one."
+    )
+
+
+def test_what_an_error_holds_does_not_change_with_what_it_was_made_of() -> None:
+    reasons = {1: "cut"}
+    differences = [Difference("seed", "1", "2")]
+    damaged, mismatch = (
+        CheckpointDamagedError("run", reasons),
+        CheckpointMismatchError("run", differences),
+    )
+    reasons.clear()
+    differences.clear()
+    assert damaged.reasons == {1: "cut"}
+    assert [difference.name for difference in mismatch.differences] == ["seed"]
+
+
+def test_the_errors_are_public_and_can_be_told_apart() -> None:
+    assert {"CheckpointMismatchError", "CheckpointDamagedError"} <= set(checkpointing.__all__)
+    assert issubclass(CheckpointMismatchError, ValueError)
+    assert issubclass(CheckpointDamagedError, RuntimeError)
+    assert not issubclass(CheckpointMismatchError, RuntimeError)
+    assert not issubclass(CheckpointDamagedError, ValueError)
