@@ -1,7 +1,7 @@
 """What a source of records is: five members, which anyone can implement."""
 
 import dataclasses
-import math
+import operator
 from collections.abc import Mapping
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -87,15 +87,18 @@ def check_field(name: str, field: Any) -> Field:
         raise ValueError(
             f"a field cannot be named {name!r}: a batch holds its own; IDs are given as ids"
         )
-    if not hasattr(field, "dtype") or not hasattr(field, "shape"):
-        raise TypeError(f"field {name!r} must have a dtype and a shape, not be {field!r}")
-    dtype, shape = np.dtype(field.dtype), tuple(int(side) for side in field.shape)
+    try:
+        dtype, shape = np.dtype(field.dtype), tuple(operator.index(side) for side in field.shape)
+    except (AttributeError, TypeError) as error:
+        raise TypeError(
+            f"field {name!r} must have a dtype and a shape, not be {field!r}: {error}"
+        ) from error
     if dtype.hasobject:
         raise TypeError(
             f"field {name!r} has dtype {dtype}: Python objects have no fixed size and no bytes to "
             "identify; encode them (numbers, fixed-width strings, or token arrays)"
         )
-    if dtype.itemsize == 0 or math.prod(shape) == 0:
+    if dtype.itemsize == 0 or min(shape, default=1) < 1:
         raise ValueError(
             f"field {name!r} holds nothing: dtype {dtype}, shape {list(shape)} a record"
         )
