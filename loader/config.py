@@ -8,7 +8,7 @@ import dataclasses
 import os
 import pathlib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, Self, get_args
 
 import numpy as np
@@ -111,7 +111,7 @@ class PipelineConfig:
             raise TypeError(f"{origin}: settings must be a mapping, not {type(settings).__name__}")
         fields = {field.name: field for field in dataclasses.fields(cls)}
         problems: list[tuple[type[Exception], str]] = [
-            (ValueError, f"{key!r} is not a setting (known: {', '.join(fields)})")
+            (ValueError, _unknown(key, settings[key], fields))
             for key in settings
             if key not in fields
         ]
@@ -129,7 +129,7 @@ _EXPECTED: Final = {
     "batch_size": f"an integer, 1 to {MAX_BATCH_SIZE}",
     "seed": f"an integer, 0 to {order.MAX_SEED}",
     "final_batch": f"one of {', '.join(map(repr, FINAL_BATCHES))}",
-    "num_epochs": "an integer of at least 1, or None to run on",
+    "num_epochs": 'an integer of at least 1, or None ("none" in TOML) to run on',
     "shuffle": f"one of {', '.join(map(repr, order.SHUFFLES))}",
     "on_bad_record": f"one of {', '.join(map(repr, BAD_RECORDS))}",
 }
@@ -164,6 +164,15 @@ def _problems(name: str, value: Any) -> list[tuple[type[Exception], str]]:
         return [(TypeError, text)]
     low, high = _RANGES[name]
     return [] if low <= value <= high else [(ValueError, text)]
+
+
+def _unknown(key: Any, value: Any, known: Iterable[str]) -> str:
+    if isinstance(value, Mapping):
+        return (
+            f"{key!r} is not a setting: beside tables for other readers, the pipeline's settings "
+            "stand in a table [pipeline]"
+        )
+    return f"{key!r} is not a setting (known: {', '.join(known)})"
 
 
 def _shown(value: Any) -> str:

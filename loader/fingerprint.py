@@ -107,7 +107,7 @@ class Fingerprint:
         """
         if not isinstance(revision, str) or not revision:
             raise ValueError(f"revision must be a name, not {revision!r}")
-        specs = {ID_COLUMN: ("", ())} | {
+        specs = {ID_COLUMN: ("unread", ())} | {
             name: (str(np.dtype(field.dtype)), tuple(field.shape))
             for name, field in source.fields.items()
         }
@@ -184,11 +184,13 @@ class Fingerprint:
         if self.digest == other.digest:
             return []
         found = []
+        changed = self._changed_chunks(other, source)
         if self.num_records != other.num_records:
-            found.append(
-                Difference("dataset.num_records", str(self.num_records), str(other.num_records))
-            )
-        where = self._where(other, source)
+            counts = str(self.num_records), str(other.num_records)
+            found.append(Difference("dataset.num_records", *counts, self._grown(other, changed)))
+        where = self._where(changed, other, source)
+        if sum(self.columns.get(name) != column for name, column in other.columns.items()) > 1:
+            where += " in some field" if where else ""
         for name in sorted({*self.columns, *other.columns}, key=lambda name: (name != "id", name)):
             before, after = self.columns.get(name), other.columns.get(name)
             label = f"dataset.{name}"
@@ -200,16 +202,36 @@ class Fingerprint:
                 found.append(Difference(label, _brief(before), _brief(after), where))
         return found
 
-    def _where(self, other: "Fingerprint", source: _Readable | None) -> str:
-        """Which records differ, as far as the marks tell."""
+    def _changed_chunks(self, other: "Fingerprint", source: _Readable | None) -> list[int] | None:
+        """Chunks of this fingerprint whose records differ in the other; ``None`` if nothing tells."""
         if not self.marks or not other.marks:
-            return ""
+            return None
         if self.chunk_records != other.chunk_records:
             if source is None:
-                return ""
+                return None
             other = fingerprint(source, chunk_records=self.chunk_records)
-        before, after = _chunks(self), _chunks(other)
-        chunks = [i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b]
+        pairs = list(zip(_chunks(self), _chunks(other), strict=False))
+        whole = min(self.num_records, other.num_records) // self.chunk_records
+        if self.num_records != other.num_records:
+            pairs = pairs[:whole]  # the chunk in which the shorter one ends differs in any case
+        return [i for i, (before, after) in enumerate(pairs) if before != after]
+
+    def _grown(self, other: "Fingerprint", changed: list[int] | None) -> str:
+        """Whether the records of both are the same, and one has more of them."""
+        both = min(self.num_records, other.num_records)
+        same = both // self.chunk_records * self.chunk_records
+        if changed != [] or same == 0:
+            return ""
+        if same < both:
+            return f"the first {same} records are the same"
+        more = abs(self.num_records - other.num_records)
+        what = "more follow" if other.num_records > self.num_records else "are gone from the end"
+        return f"the first {same} records are the same, and {more} {what}"
+
+    def _where(
+        self, chunks: list[int] | None, other: "Fingerprint", source: _Readable | None
+    ) -> str:
+        """Which records differ, as far as the marks tell."""
         if not chunks:
             return ""
         total = min(self.num_records, other.num_records)
@@ -219,7 +241,8 @@ class Fingerprint:
                 for i in chunks[:4]
             )
             more = f" and {len(chunks) - 4} more" if len(chunks) > 4 else ""
-            return f"in {len(chunks)} of {len(before)} chunks: rows {spans}{more}"
+            count = -(-self.num_records // self.chunk_records)
+            return f"in {len(chunks)} of {count} chunks: rows {spans}{more}"
         rows = chunks[:8]
         names = rows if source is None else source.ids(np.array(rows, np.int64)).tolist()
         word = "row" if source is None else "id"

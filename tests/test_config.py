@@ -234,7 +234,10 @@ def test_path_may_be_text(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        (f"{as_toml(GOOD)}[run]\nlr = 0.1\n", "'run' is not a setting"),
+        (
+            f"{as_toml(GOOD)}[run]\nlr = 0.1\n",
+            r"'run' is not a setting: .* in a table \[pipeline\]",
+        ),
         (f"seed = 3\n[pipeline]\n{as_toml(GOOD)}", "'seed' must stand inside a table"),
         ("pipeline = 3\n", "'pipeline' must stand inside a table"),
         (f"[[pipeline]]\n{as_toml(GOOD)}", "'pipeline' must stand inside a table"),

@@ -562,6 +562,45 @@ def test_another_number_of_records_is_named_and_the_common_ones_are_compared(
     assert "id 8" in note or "8-11" in note
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "note"),
+    [
+        (11, 13, "the first 11 records are the same, and 2 more follow"),
+        (13, 11, "the first 11 records are the same, and 2 are gone from the end"),
+        (5000, 5003, "the first 5000 records are the same, and 3 more follow"),
+        (5001, 5003, "the first 5000 records are the same"),
+        (2048, 2049, "the first 2048 records are the same, and 1 more follow"),
+    ],
+)
+def test_records_added_at_the_end_or_gone_from_it_are_told_from_edited_ones(
+    before: int, after: int, note: str
+) -> None:
+    x = np.arange(5003)
+    found = differences(ArraySource({"x": x[:before]}), ArraySource({"x": x[:after]}))
+    assert found["dataset.num_records"][2] == note
+    edited = x.copy()
+    edited[3] = -1
+    found = differences(ArraySource({"x": x[:before]}), ArraySource({"x": edited[:after]}))
+    assert found["dataset.num_records"][2] == ""
+
+
+def test_records_are_not_blamed_on_one_field_where_several_differ() -> None:
+    x, y = np.zeros(3), np.zeros(3)
+    before = ArraySource({"x": x, "y": y})
+    found = differences(before, ArraySource({"x": np.eye(3)[0], "y": np.eye(3)[1]}))
+    assert {note for _, _, note in found.values()} == {
+        "2 of 3 records differ: id 0, 1 in some field"
+    }
+
+
+def test_a_revision_is_told_from_content() -> None:
+    source = ArraySource({"x": np.arange(3)})
+    found = Fingerprint.of_revision("v1", source).diff(identify(source), source)
+    assert [(entry.name, entry.checkpoint, entry.now) for entry in found[:1]] == [
+        ("dataset.id", "unread[]", "int64[]")
+    ]
+
+
 def test_ids_come_first_among_the_differences() -> None:
     x = np.arange(3)
     found = differences(ArraySource({"a": x}, x), ArraySource({"a": x + 1}, x + 10))
