@@ -168,8 +168,11 @@ class RunDirectory:
     def _clean(self) -> None:
         """Removes what killed processes left: saves that never committed, and deletions half done."""
         for path in self.path.iterdir():
-            if path.name.endswith(_TMP_SUFFIX) and path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
+            if path.name.endswith(_TMP_SUFFIX):
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
         self._empty_trash()
 
     def _empty_trash(self) -> None:

@@ -102,7 +102,17 @@ def is_abstract(train_state: Any) -> bool:
 
 
 def to_stored(train_state: Any) -> Any:
-    """The tree with each leaf as the array that is stored for it. Shares memory with JAX's arrays."""
+    """The tree with each leaf as the array that is stored for it. Shares memory with JAX's arrays.
+
+    Raises:
+      ValueError: a leaf is an array that was deleted, or donated to a function.
+    """
+    for path, leaf in leaves_by_path(train_state).items():
+        if isinstance(leaf, jax.Array) and leaf.is_deleted():
+            raise ValueError(
+                f"train state leaf {path} has been deleted or donated; save the train state that the "
+                "update returned, not the one that it was given"
+            )
     return _wrapped(jax.tree.map(_to_stored, train_state))
 
 
