@@ -108,6 +108,7 @@ class Checkpoints:
         self._resumed: _Resumed | None = None
         self._damaged: dict[int, str] = {}
         self._stop = StopRequest()
+        self._closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -128,7 +129,7 @@ class Checkpoints:
             _log.error("%s", lost)
 
     def steps(self) -> list[int]:
-        """Steps that have a directory, in rising order, those of damaged checkpoints included."""
+        """Numbers of all steps in the directory, in rising order, damaged ones included."""
         return self._directory.steps()
 
     def resume(
@@ -169,6 +170,7 @@ class Checkpoints:
             )
         if verify not in ("full", "manifest"):
             raise ValueError(f'verify must be "full" or "manifest", not {verify!r}')
+        self._check_open()
         self.wait()
         leaves = describe(train_state)
         identity = Identity.of(self._pipeline, self._run_config, leaves)
@@ -292,11 +294,19 @@ class Checkpoints:
         Raises:
           RuntimeError: the save has failed.
         """
+        self._closed = True
         try:
             self.wait()
         finally:
             self._writer.close()
             self._directory.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError(
+                f"these checkpoints of {self._shown} are closed, and another run may be writing "
+                "there; make another Checkpoints"
+            )
 
     def _match(
         self, found: Manifest, identity: Identity, allow: frozenset[str]
@@ -352,6 +362,7 @@ class Checkpoints:
         return Run(train_state, batches, batches.position)
 
     def _check_batches(self, batches: BatchIterator) -> "_Resumed":
+        self._check_open()
         if self._resumed is None:
             raise ValueError("call resume before save: it decides where the run goes on")
         if not isinstance(batches, BatchIterator):
