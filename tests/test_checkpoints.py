@@ -876,6 +876,21 @@ def test_a_clock_that_jumps_back_does_not_change_which_step_is_newest(
     assert resume(run_directory).position.step == 3
 
 
+def test_what_is_closed_neither_saves_nor_resumes(copied: pathlib.Path) -> None:
+    with Checkpoints(copied, a_pipeline(), 1, 9, run_config=RUN_CONFIG) as checkpoints:
+        run = checkpoints.resume(a_state())
+        state = train_step(run.train_state, next(run.batches))
+    before = content(copied)
+    with Checkpoints(copied, a_pipeline(), 1, 9, run_config=RUN_CONFIG):
+        with pytest.raises(ValueError, match=r"checkpoints of .* are closed, and another run may"):
+            checkpoints.save(run.batches, state)
+        with pytest.raises(ValueError, match="are closed"):
+            checkpoints.resume(a_state())
+        checkpoints.wait()
+        checkpoints.close()
+    assert content(copied) == before
+
+
 # A save that fails.
 
 
