@@ -1,14 +1,22 @@
 """Checkpoints that hold a stream's identity beside the train state, and resume only what matches."""
 
 from checkpointing.checkpoints import Checkpoints, Run, load
+from checkpointing.drill import DrillError, DrillReport, run_drill
 from checkpointing.errors import CheckpointDamagedError, CheckpointMismatchError
 from checkpointing.manifest import Manifest
+from checkpointing.step_log import Delivery, read_step_log, step_log
 
 __all__ = [
     "CheckpointDamagedError",
     "CheckpointMismatchError",
     "Checkpoints",
+    "Delivery",
+    "DrillError",
+    "DrillReport",
     "Manifest",
     "Run",
     "load",
+    "read_step_log",
+    "run_drill",
+    "step_log",
 ]

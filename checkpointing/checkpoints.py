@@ -39,6 +39,7 @@ from checkpointing.manifest import (
     package_versions,
 )
 from checkpointing.signals import StopRequest, stop_requests
+from checkpointing.step_log import step_log_of_environment
 from checkpointing.train_state import (
     Leaf,
     describe,
@@ -354,7 +355,9 @@ class Checkpoints:
         history = found.history if found else ()
         if changes:
             history = (*history, {"position": dataclasses.asdict(position), "changed": changes})
-        batches = self._pipeline.iterate(position, read_options=read_options)
+        batches = self._pipeline.iterate(
+            position, read_options=read_options, on_batch=step_log_of_environment()
+        )
         self._resumed = _Resumed(identity, history)
         self._writer.last_step = found.step if found else None
         if found:

@@ -1,0 +1,189 @@
+"""Whether a run that was killed and resumed is the run that was not: its batches, and where it ended."""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from checkpointing.manifest import Manifest
+from checkpointing.step_log import Delivery
+from loader import dataset_digest
+
+
+@dataclasses.dataclass(frozen=True)
+class RunDifference:
+    """Something that a resumed run does not have in common with the run that was not stopped.
+
+    Attributes:
+      what: ``"ids"``, ``"mask"``, ``"place"`` (epoch or offset), ``"replay"``, ``"sequence"``,
+        ``"missing step"``, ``"extra step"``, ``"checkpoint"``, or the path of a leaf of the train state.
+      where: which step (numbered from 0, as `Pipeline.ids` does) of which attempt.
+      reference: what the uninterrupted run has; for a replay, what the first try had.
+      drilled: what the resumed run has.
+      note: how much more of it there is.
+    """
+
+    what: str
+    where: str
+    reference: str
+    drilled: str
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stretch:
+    """What one process delivered.
+
+    Attributes:
+      name: for messages.
+      checkpoint: step of the newest checkpoint when it began; 0 without one.
+      deliveries: in order.
+    """
+
+    name: str
+    checkpoint: int
+    deliveries: Sequence[Delivery]
+
+
+@dataclasses.dataclass(frozen=True)
+class FinalState:
+    """A run's newest checkpoint.
+
+    Attributes:
+      step: batches that it was trained on.
+      num_leaves: leaves of the train state.
+      sha256: over all leaves: path, dtype, shape and bytes.
+    """
+
+    step: int
+    num_leaves: int
+    sha256: str
+
+
+def compare_streams(
+    reference: Sequence[Delivery], stretches: Iterable[Stretch]
+) -> list[RunDifference]:
+    """Compares every batch of a resumed run with that of the uninterrupted one, and with its own first try.
+
+    Args:
+      reference: all deliveries of the uninterrupted run.
+      stretches: the processes of the resumed run, in order.
+
+    Returns:
+      For each kind of difference the first one, with a note of how many steps more have it.
+    """
+    expected = {delivery.position.step: delivery for delivery in reference}
+    first_tries: dict[int, Delivery] = {}
+    found: dict[str, list[RunDifference]] = {}
+
+    def add(differences: Iterable[RunDifference]) -> None:
+        for one in differences:
+            found.setdefault(one.what, []).append(one)
+
+    for stretch in stretches:
+        next_step = stretch.checkpoint
+        for delivery in stretch.deliveries:
+            step = delivery.position.step
+            where = f"step {step}, {stretch.name}"
+            if step != next_step:
+                add([RunDifference("sequence", where, f"step {next_step} next", f"step {step}")])
+            next_step = step + 1
+            if step in expected:
+                add(_diff_deliveries(where, expected[step], delivery))
+            else:
+                add([RunDifference("extra step", where, "absent", _ids(delivery.ids))])
+            first = first_tries.setdefault(step, delivery)
+            add(
+                dataclasses.replace(one, what="replay", note=f"{one.what} of its first try differ")
+                for one in list(_diff_deliveries(where, first, delivery))[:1]
+            )
+    add(
+        RunDifference("missing step", f"step {step}", _ids(expected[step].ids), "never delivered")
+        for step in sorted(expected.keys() - first_tries.keys())
+    )
+    return [_first(differences) for differences in found.values()]
+
+
+def compare_checkpoints(
+    name: str,
+    reference: tuple[Manifest, Mapping[str, Any]],
+    drilled: tuple[Manifest, Mapping[str, Any]],
+) -> list[RunDifference]:
+    """Compares two checkpoints as `load` gives them: their place in the stream, and each leaf bit for bit."""
+    (one, leaves), (other, other_leaves) = reference, drilled
+    places = [
+        ("position", one.position, other.position),
+        ("next IDs", _ids(one.next_ids), _ids(other.next_ids)),
+    ]
+    differences = [
+        RunDifference("checkpoint", f"{what}, {name}", str(a), str(b))
+        for what, a, b in places
+        if a != b
+    ]
+    for path in {**leaves, **other_leaves}:
+        differences += _diff_leaf(path, name, leaves.get(path), other_leaves.get(path))
+    return differences
+
+
+def final_state(manifest: Manifest, leaves: Mapping[str, Any]) -> FinalState:
+    """What a checkpoint, as `load` gives it, comes to."""
+    lines = [f"{path}\0{dataset_digest(leaves[path])}\n" for path in sorted(leaves)]
+    return FinalState(
+        manifest.step, len(leaves), hashlib.sha256("".join(lines).encode()).hexdigest()
+    )
+
+
+def _diff_deliveries(where: str, reference: Delivery, drilled: Delivery) -> Iterator[RunDifference]:
+    if reference.position != drilled.position:
+        yield RunDifference("place", where, str(reference.position), str(drilled.position))
+    for what, ours, theirs in (
+        ("ids", reference.ids, drilled.ids),
+        ("mask", reference.mask, drilled.mask),
+    ):
+        if ours != theirs:
+            pairs = enumerate(zip(ours, theirs, strict=False))
+            slot = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+            slots = f"{where}, from slot {slot} on"
+            yield RunDifference(what, slots, _ids(ours[slot:]), _ids(theirs[slot:]))
+
+
+def _diff_leaf(path: str, name: str, reference: Any, drilled: Any) -> Iterator[RunDifference]:
+    if reference is None or drilled is None:
+        yield RunDifference(path, name, _leaf(reference), _leaf(drilled))
+        return
+    a, b = np.asarray(reference), np.asarray(drilled)
+    if a.dtype != b.dtype or a.shape != b.shape:
+        yield RunDifference(path, name, _leaf(a), _leaf(b))
+    elif a.tobytes() != b.tobytes():
+        changed = int(np.any(_bytes(a) != _bytes(b), axis=1).sum())
+        note = f"{changed:,} of {a.size:,} elements"
+        yield RunDifference(path, name, _leaf(a), _leaf(b), note)
+
+
+def _bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """The bytes of each element: uint8[size, itemsize]."""
+    return np.frombuffer(array.tobytes(), np.uint8).reshape(array.size, -1)
+
+
+def _leaf(leaf: Any) -> str:
+    if leaf is None:
+        return "absent"
+    array = np.asarray(leaf)
+    shape = ",".join(map(str, array.shape))
+    return f"{array.dtype}[{shape}] sha256:{dataset_digest(array)[:12]}"
+
+
+def _ids(ids: Sequence[int | str]) -> str:
+    """The first few of them."""
+    return ", ".join(map(str, ids[:6])) + (", ..." if len(ids) > 6 else "") or "none"
+
+
+def _first(differences: list[RunDifference]) -> RunDifference:
+    first, more = differences[0], len(differences) - 1
+    if not more:
+        return first
+    note = "; ".join(filter(None, [first.note, f"and {more:,} more"]))
+    return dataclasses.replace(first, note=note)

@@ -1,0 +1,104 @@
+"""The step log: a JSON line for each batch that a run delivers, so that two runs can be compared.
+
+A line is written with one call before its batch is delivered. However the process ends, each batch
+that was trained on is in the log, and at most the last line is torn.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from loader import Position
+
+#: Names the file to which `Checkpoints.resume` has the batches of its iterator logged.
+STEP_LOG_VARIABLE: Final = "REGRAIN_STEP_LOG"
+
+OnBatch = Callable[[Position, Mapping[str, Any]], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Delivery:
+    """A batch as the log tells of it.
+
+    Attributes:
+      position: where the batch begins; its ``step`` is the batch's number, from 0.
+      ids: of all slots, padding included.
+      mask: 1 for a slot that holds a record, else 0.
+      seconds: when, on the system's monotonic clock, which all processes of a machine share.
+    """
+
+    position: Position
+    ids: tuple[int | str, ...]
+    mask: tuple[int, ...]
+    seconds: float
+
+
+def step_log(path: str | os.PathLike[str]) -> OnBatch:
+    """A callback for `Pipeline.iterate` that appends one line to a file for each batch.
+
+    Args:
+      path: made if it does not exist. A torn line at its end, left by a kill, is closed first.
+
+    Raises:
+      OSError: the file cannot be opened; from the callback: it cannot be written.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    size = os.fstat(descriptor).st_size
+    if size and os.pread(descriptor, 1, size - 1) != b"\n":
+        os.write(descriptor, b"\n")
+
+    def log(position: Position, batch: Mapping[str, Any]) -> None:
+        line = json.dumps(
+            {
+                **dataclasses.asdict(position),
+                "ids": batch["id"].tolist(),
+                "mask": batch["mask"].astype(int).tolist(),
+                "monotonic_s": time.monotonic(),
+            }
+        )
+        data = f"{line}\n".encode()
+        if os.write(descriptor, data) != len(data):
+            raise OSError(f"{os.fspath(path)} took a line in part; its disk may be full")
+
+    weakref.finalize(log, os.close, descriptor)
+    return log
+
+
+def step_log_of_environment() -> OnBatch | None:
+    """The `step_log` that the environment variable ``REGRAIN_STEP_LOG`` asks for, if it does."""
+    path = os.environ.get(STEP_LOG_VARIABLE)
+    return step_log(path) if path else None
+
+
+def read_step_log(path: str | os.PathLike[str]) -> list[Delivery]:
+    """All deliveries in a log, in the order of the file. Torn lines are skipped.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: a whole line is not one of a step log.
+    """
+    with pathlib.Path(path).open("rb") as file:
+        found = (parse_line(line, os.fspath(path)) for line in file)
+        return [delivery for delivery in found if delivery is not None]
+
+
+def parse_line(line: bytes, where: str) -> Delivery | None:
+    """The delivery that a line tells of; ``None`` for a torn line.
+
+    Raises:
+      ValueError: a whole line that is not one of a step log.
+    """
+    try:
+        value = json.loads(line)
+    except ValueError:  # no beginning of a JSON object is JSON itself
+        return None
+    try:
+        position = Position(value["epoch"], value["offset"], value["step"])
+        return Delivery(position, tuple(value["ids"]), tuple(value["mask"]), value["monotonic_s"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{where} is not a step log: it holds the line {line[:80]!r}") from error

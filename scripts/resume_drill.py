@@ -1,0 +1,260 @@
+"""Kills a training script at random instants, resumes it, and compares it with a run never killed.
+
+    python scripts/resume_drill.py --kills 6                                # scripts/train.py
+    python scripts/resume_drill.py --kills 20 -- python mine.py {run_dir}   # your own script
+
+The script must train from the batches of `Checkpoints.resume` and keep its checkpoints in {run_dir};
+it needs no change. The folder of --out gets report.json, drill.png, and each run's output.
+"""
+
+import pathlib
+import signal
+import sys
+from typing import Annotated, Any, Final, NoReturn
+
+import jax
+import matplotlib as mpl
+import typer
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import checkpointing
+from checkpointing import DrillReport
+
+ROOT: Final = pathlib.Path(__file__).resolve().parent.parent
+CONFIG: Final = ROOT / "configs" / "digits.toml"
+SAME, DIFFERENT, FAILED, INTERRUPTED = 0, 1, 2, 130
+
+EXIT_CODES: Final = (
+    "Exit codes: 0, no difference. 1, a difference. 2, wrong use, the training script failed by "
+    "itself, or fewer kills landed than were asked for."
+)
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+console = Console(highlight=False)
+notes = Console(highlight=False, stderr=True)
+
+
+@app.command(epilog=EXIT_CODES)
+def main(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="After --: the training script to drill, with {run_dir} where it takes the directory "
+            "of its checkpoints. By default scripts/train.py.",
+            show_default=False,
+        ),
+    ] = None,
+    kills: Annotated[int, typer.Option(min=1, help="SIGKILLs that must land.")] = 6,
+    seed: Annotated[int, typer.Option(help="Of the instants.")] = 0,
+    out: Annotated[
+        pathlib.Path,
+        typer.Option(help="Folder for what the drill leaves; an old drill's is replaced."),
+    ] = pathlib.Path("runs/drill"),
+    config: Annotated[
+        pathlib.Path | None,
+        typer.Option(help="Settings for scripts/train.py.", show_default="configs/digits.toml"),
+    ] = None,
+) -> None:
+    """Kills a training script at random instants, resumes it, and compares it with a run never killed."""
+    if command and config:
+        fail("--config is for scripts/train.py. Give another command its settings in its own way.")
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, lambda number, _: sys.exit(128 + number))
+    # The training script takes the accelerator that it finds; the comparison needs none.
+    jax.config.update("jax_platforms", "cpu")
+    train = [sys.executable, str(ROOT / "scripts" / "train.py"), "{run_dir}", "--config"]
+    try:
+        report = checkpointing.run_drill(
+            command or [*train, str(config or CONFIG)],
+            out,
+            kills=kills,
+            seed=seed,
+            progress=lambda line: notes.print(f"[dim]{escape(line)}[/]"),
+        )
+        draw(report, out)
+        show(report, out)
+    except KeyboardInterrupt:
+        notes.print("[bold]Interrupted:[/] the runs were stopped, and there is no result.")
+        raise typer.Exit(INTERRUPTED) from None
+    except (ValueError, RuntimeError, OSError) as error:
+        fail(str(error))
+    except Exception as error:  # noqa: BLE001 (an exit with 1 would say that it found a difference)
+        notes.print_exception()
+        fail(f"a fault of the drill itself: {error!r}")
+    if report.differences:
+        raise typer.Exit(DIFFERENT)
+    raise typer.Exit(SAME if report.complete else FAILED)
+
+
+def fail(message: str) -> NoReturn:
+    """Says why there is no result, and ends."""
+    notes.print(f"[bold red]The drill has no result:[/] {escape(message)}", soft_wrap=True)
+    raise typer.Exit(FAILED)
+
+
+def show(report: DrillReport, out: pathlib.Path) -> None:
+    """Prints what happened at each kill, and what the comparison found."""
+    console.print(table_of_kills(report))
+    failed = {difference.what for difference in report.differences}
+    stream = {"ids", "mask", "place", "sequence", "missing step", "extra step"}
+    state = report.final_states["reference"]
+    runs = len(report.final_states) - 1
+    at_step = f"step {state.step}" + (
+        "" if state.step == report.num_steps else f" of {report.num_steps}"
+    )
+    check(not failed & stream, f"IDs and masks of all {report.num_steps} steps", "equal")
+    check("replay" not in failed, f"{report.replayed} replayed steps", "equal to their first try")
+    check(
+        not failed - stream - {"replay"},
+        f"final train state, {state.num_leaves} leaves at {at_step}",
+        f"bit for bit equal\n  sha256 {state.sha256}",
+    )
+    if report.differences:
+        console.print(table_of_differences(report))
+    if not report.complete:
+        console.print(
+            f"[bold yellow]Only {len(report.kills)} of {report.kills_asked} kills landed, in {runs} "
+            "runs: the script ended before the others.[/] Have it train for longer, or ask for fewer."
+        )
+    console.print(
+        f"{len(report.kills)} kills, seed {report.seed}, {report.seconds:.0f} s. "
+        f"{out / 'report.json'}, {out / 'drill.png'}",
+        soft_wrap=True,
+    )
+
+
+def table_of_kills(report: DrillReport) -> Table:
+    """A row for each kill: what it hit, and how the run came back."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1))
+    table.add_column("kill", justify="right")
+    table.add_column("hit")
+    for heading in ("steps done", "resumed at", "replayed", "back after"):
+        table.add_column(heading, justify="right")
+    for number, kill in enumerate(report.kills, start=1):
+        hit = f"save of step {kill.saving}" if kill.saving else kill.hit
+        back = ["killed again", "", ""]
+        if kill.resumed_at is not None and kill.resume_seconds is not None:
+            seconds = f"{kill.resume_seconds:.1f} s"
+            back = [f"step {kill.resumed_at}", f"{kill.replayed}", seconds]
+        elif kill.checkpoint == report.num_steps:
+            back = ["the end", "0", ""]
+        table.add_row(str(number), hit, str(kill.steps_done), *back)
+    return table
+
+
+def table_of_differences(report: DrillReport) -> Table:
+    """A row for each kind of difference, with both sides."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1))
+    for heading in ("differs", "where", "reference", "drilled"):
+        table.add_column(heading, overflow="fold")
+    for one in report.differences[:10]:
+        note = f"\n({one.note})" if one.note else ""
+        table.add_row(*map(escape, (one.what, one.where, one.reference, one.drilled + note)))
+    if len(report.differences) > 10:
+        table.add_row("...", f"{len(report.differences) - 10} more in report.json", "", "")
+    return table
+
+
+def check(same: bool, what: str, verdict: str) -> None:
+    """Prints one line of the comparison."""
+    console.print(f"[green]✓[/] {what}: {verdict}" if same else f"[bold red]✗ {what}: DIFFERENT[/]")
+
+
+def draw(report: DrillReport, out: pathlib.Path) -> None:
+    """Draws steps over time: each attempt, where it was killed, and what it replayed."""
+    with mpl.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(11, 5), layout="constrained")
+        axes = figure.subplots()
+        runs = list(dict.fromkeys(attempt.run for attempt in report.attempts))
+        began = {attempt.run: attempt.began for attempt in reversed(report.attempts)}
+        # The reference and the first drilled run begin together; further runs follow.
+        begins = {run: began[run] - began[runs[min(1, i)]] for i, run in enumerate(runs)}
+        draw_attempts(axes, report, out, begins)
+        draw_kills(axes, report, begins)
+        verdict = "no difference" if not report.differences else "DIFFERENT"
+        axes.set_title(
+            f"{len(report.kills)} kills, {report.replayed} steps replayed: {verdict}", loc="left"
+        )
+        axes.set_xlabel("seconds since the run began")
+        axes.set_ylabel("steps done")
+        axes.set_ylim(-0.03 * report.num_steps, 1.12 * report.num_steps)
+        axes.set_xlim(left=0)
+        handles, labels = axes.get_legend_handles_labels()
+        legend = dict(zip(labels, handles, strict=True))
+        figure.legend(
+            legend.values(), legend.keys(), loc="outside lower left", ncols=5, frameon=False
+        )
+        figure.savefig(out / "drill.png", dpi=130)
+
+
+def draw_attempts(
+    axes: Axes, report: DrillReport, out: pathlib.Path, begins: dict[str, float]
+) -> None:
+    """A line for each attempt, from its start over its first batch to its last one."""
+    done = dict.fromkeys(begins, 0)
+    for attempt in report.attempts:
+        first = next(one for one in report.attempts if one.run == attempt.run)
+        start = begins[attempt.run] + attempt.began - first.began
+        log = out / attempt.log
+        deliveries = checkpointing.read_step_log(log) if log.exists() else []
+        reference = attempt.run == "reference"
+        colour, label = ("0.65", "never killed") if reference else ("C0", "killed and resumed")
+        ready = start + (
+            attempt.seconds if attempt.first_batch_seconds is None else attempt.first_batch_seconds
+        )
+        waiting: dict[str, Any] = {"color": colour, "linewidth": 1.2, "linestyle": (0, (1, 2))}
+        axes.plot(
+            [start, ready],
+            [attempt.checkpoint] * 2,
+            **waiting,
+            label="" if reference else "starting up",
+        )
+        if deliveries:
+            origin = deliveries[0].seconds - ready
+            times = [one.seconds - origin for one in deliveries]
+            steps = [one.position.step + 1 for one in deliveries]
+            axes.plot(times, steps, color=colour, linewidth=1.8, label=label, solid_capstyle="butt")
+            again = sum(step <= done[attempt.run] for step in steps)
+            axes.plot(
+                times[:again],
+                steps[:again],
+                color="C1",
+                linewidth=5,
+                label="replayed",
+                alpha=0.9,
+                zorder=3,
+            )
+            done[attempt.run] = max(done[attempt.run], steps[-1])
+
+
+def draw_kills(axes: Axes, report: DrillReport, begins: dict[str, float]) -> None:
+    """A cross at each kill, and the fall from there to the checkpoint."""
+    for number, kill in enumerate(report.kills, start=1):
+        first = next(one for one in report.attempts if one.run == kill.run)
+        attempt = next(
+            one for one in report.attempts if (one.run, one.number) == (kill.run, kill.attempt)
+        )
+        time = begins[kill.run] + attempt.began - first.began + attempt.seconds
+        level = attempt.checkpoint if attempt.steps_done is None else attempt.steps_done
+        axes.plot([time, time], [level, kill.checkpoint], color="C3", linewidth=0.8)
+        axes.plot(
+            time, level, "X", color="C3", markersize=9, zorder=4, label="SIGKILL", linestyle=""
+        )
+        hit = f"save of {kill.saving}" if kill.saving else kill.hit
+        axes.annotate(
+            f"{number}: {hit}" if len(report.kills) <= 12 else str(number),
+            (time, level),
+            (-4, 8),
+            textcoords="offset points",
+            ha="left" if kill.hit == "start-up" else "right",
+            fontsize=9,
+        )
+
+
+if __name__ == "__main__":
+    app()
