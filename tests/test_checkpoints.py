@@ -1320,6 +1320,17 @@ def test_after_a_fall_back_the_run_saves_again_at_the_damaged_steps_too(
     assert bits(run.train_state) == bits(state)
 
 
+def test_a_damaged_step_does_not_count_among_those_kept(copied: pathlib.Path) -> None:
+    (values,) = (copied / "3/train_state/d").iterdir()
+    values.write_bytes(flip(0.5)(values.read_bytes(), b""))
+    with Checkpoints(copied, a_pipeline(), 4, 2, run_config=RUN_CONFIG) as checkpoints:
+        train(checkpoints, checkpoints.resume(a_state()), 2)
+        checkpoints.wait()
+        assert checkpoints.steps() == [2, 3, 4]
+    for step in (2, 4):
+        checkpointing.load(copied, step)
+
+
 def test_a_file_in_the_way_of_a_save_is_set_aside(run_directory: pathlib.Path) -> None:
     run_directory.mkdir()
     with Checkpoints(run_directory, a_pipeline(), 1, 9) as checkpoints:
