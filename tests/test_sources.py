@@ -77,11 +77,15 @@ def test_what_is_read_is_fresh() -> None:
     source = ArraySource({"x": x})
     source.read(np.arange(N))["x"][:] = -1
     np.testing.assert_array_equal(x, np.arange(N))
-    given_ids = np.arange(N)
-    source = ArraySource({"x": x}, given_ids)
-    source.ids(np.arange(N))[:] = -1
-    given_ids[:] = -1
-    np.testing.assert_array_equal(source.ids(np.arange(N)), np.arange(N))
+
+
+@pytest.mark.parametrize("ids", [np.arange(N), np.array(list("abcdef"))], ids=["integers", "text"])
+def test_ids_stay_whatever_becomes_of_the_array_they_came_in(ids: Array) -> None:
+    given_ids = ids.copy()
+    source = ArraySource({"x": np.zeros(N)}, given_ids)
+    source.ids(np.arange(N))[:] = ids[0]
+    given_ids[:] = ids[0]
+    np.testing.assert_array_equal(source.ids(np.arange(N)), ids)
 
 
 def test_later_change_of_an_array_is_a_change_of_the_data() -> None:
