@@ -55,6 +55,8 @@ from loader import BatchIterator, Difference, Pipeline, Position, ReadOptions
 TrainState = TypeVar("TrainState")
 
 _log: Final = logging.getLogger(__name__)
+#: One save runs into at most one for each item, and a few more for metadata and commit.
+_MAX_ERRORS: Final = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -470,6 +472,7 @@ class _Writer:
                 ),
             )
         except Exception as error:
+            self._settle()
             self._directory.clean_step(manifest.step)
             raise self._failed(manifest.step, error) from error
         self._thread = threading.Thread(
@@ -500,12 +503,33 @@ class _Writer:
         try:
             self._orbax.wait_until_finished()
             sync_committed(self._directory.step_path(step))
-            self._directory.keep_newest(self._keep, damaged)
         except Exception as error:  # noqa: BLE001 (whatever it is, the next call raises it)
+            self._settle()
             self._directory.clean_step(step)
             self.last_step = None
-            self._error = self._failed(step, error)
-            self._error.__cause__ = error
+            self._note(self._failed(step, error), error)
+            return
+        try:
+            self._directory.keep_newest(self._keep, damaged)
+        except Exception as error:  # noqa: BLE001 (as above)
+            what = f"step {step} is saved in {self._directory.path}, but steps before it could not be"
+            self._note(RuntimeError(f"{what} deleted: {error}"), error)
+
+    def _note(self, error: RuntimeError, cause: Exception) -> None:
+        """Keeps an error for the next call, and logs it in case that there is none."""
+        error.__cause__ = cause
+        _log.error("%s", error)
+        self._error = error
+
+    def _settle(self) -> None:
+        """Lets Orbax tell of every other error of a save that failed; it would fail the next save with it."""
+        for _ in range(_MAX_ERRORS):
+            try:
+                self._orbax.wait_until_finished()
+            except Exception as error:  # noqa: BLE001 (the first one is what the next call raises)
+                _log.debug("also: %s", error)
+            else:
+                return
 
     def _failed(self, step: int, error: Exception) -> RuntimeError:
         return RuntimeError(

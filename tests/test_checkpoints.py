@@ -1065,6 +1065,29 @@ def test_a_save_that_cannot_begin_says_so_and_the_next_one_is_done(
     assert bits(resume(run_directory).train_state) == uninterrupted("pad")[0][1]
 
 
+def test_further_errors_of_a_failed_save_do_not_fail_the_next(
+    run_directory: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk each item fails by itself, and Orbax raises their errors one call after the other."""
+    errors = [PlannedError("one"), PlannedError("two"), PlannedError("three")]
+    real = ocp.AsyncCheckpointer.wait_until_finished
+
+    def wait(self: Any) -> None:
+        real(self)
+        if errors and checkpoints._writer._thread is not None:
+            raise errors.pop(0)
+
+    monkeypatch.setattr(ocp.AsyncCheckpointer, "wait_until_finished", wait)
+    with Checkpoints(run_directory, a_pipeline(), 1, 9) as checkpoints:
+        run = checkpoints.resume(a_state())
+        _, state = train(checkpoints, run, 1)
+        with pytest.raises(RuntimeError, match=r"save of step 1 in .* has failed: one"):
+            checkpoints.wait()
+        assert checkpoints.save(run.batches, state)
+        checkpoints.wait()
+    assert bits(resume(run_directory).train_state) == uninterrupted("pad")[0][1]
+
+
 def test_a_donated_array_is_named_before_anything_is_written(run_directory: pathlib.Path) -> None:
     with Checkpoints(run_directory, a_pipeline(), 1, 9) as checkpoints:
         run = checkpoints.resume(a_state())
