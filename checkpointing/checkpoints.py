@@ -16,6 +16,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
+import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from checkpointing.directory import (
@@ -162,7 +164,7 @@ class Checkpoints:
           CheckpointMismatchError: data, configuration or train state are not those of the
             checkpoint. An older checkpoint is never tried instead.
           CheckpointDamagedError: there are checkpoints, and none is whole.
-          RuntimeError: a save in the background has failed.
+          RuntimeError: a save in the background has failed, or a whole checkpoint cannot be read.
           TypeError, ValueError: a bad argument.
         """
         unknown = set(_names(allow)) - ALLOWABLE
@@ -182,7 +184,7 @@ class Checkpoints:
             try:
                 found = self._directory.check(step, verify)
                 changes = self._match(found, identity, frozenset(allow))
-                restored = self._restore(found, train_state)
+                restored = self._restore(found, train_state, verify)
             except StepDamagedError as damage:
                 self._damaged[step] = str(damage)
                 _log.warning("%s step %d is damaged and was skipped: %s", self._shown, step, damage)
@@ -246,6 +248,11 @@ class Checkpoints:
                 "could not be resumed: " + "; ".join(changed)
             )
         _check_step(train_state, step, f"the iterator of {self._shown}")
+        if self._writer.last_step is not None and step < self._writer.last_step:
+            raise ValueError(
+                f"step {step} comes before step {self._writer.last_step}, which is saved already: the "
+                "iterator was moved back. Go on from an older step in a directory of its own"
+            )
         error = self._writer.wait()
         self._make_way(step)
         manifest = Manifest(
@@ -333,7 +340,7 @@ class Checkpoints:
             raise CheckpointMismatchError(f"{self._shown} step {found.step}", differences)
         return changes
 
-    def _restore(self, found: Manifest, train_state: TrainState) -> TrainState:
+    def _restore(self, found: Manifest, train_state: TrainState, verify: Verify) -> TrainState:
         """A new train state from a checkpoint that has been checked."""
         try:
             stored = _read_train_state(
@@ -341,7 +348,13 @@ class Checkpoints:
             )
             restored: TrainState = from_stored(stored, train_state)
         except Exception as error:
-            raise StepDamagedError(f"its train state could not be read: {error}") from error
+            if verify == "manifest":
+                raise StepDamagedError(f"its train state cannot be read: {error}") from error
+            # Each byte is as it was written: the fault is not the step's, and an older one would
+            # meet it too.
+            raise RuntimeError(
+                f"{self._shown} step {found.step} is whole, but its train state cannot be read: {error}"
+            ) from error
         _check_step(restored, found.step, f"{self._shown} step {found.step}")
         return restored
 
@@ -401,8 +414,8 @@ def load(
       verify: as for `Checkpoints.resume`.
 
     Returns:
-      The manifest, and the train state's arrays by the path of their leaf, as they are stored: a
-      PRNG key as its uint32 data.
+      The manifest, and the train state as NumPy arrays by the path of their leaf; a PRNG key as its
+      uint32 data.
 
     Raises:
       FileNotFoundError: there is no such step, or none at all.
@@ -512,7 +525,9 @@ class _Writer:
         try:
             self._directory.keep_newest(self._keep, damaged)
         except Exception as error:  # noqa: BLE001 (as above)
-            what = f"step {step} is saved in {self._directory.path}, but steps before it could not be"
+            what = (
+                f"step {step} is saved in {self._directory.path}, but steps before it could not be"
+            )
             self._note(RuntimeError(f"{what} deleted: {error}"), error)
 
     def _note(self, error: RuntimeError, cause: Exception) -> None:
@@ -579,9 +594,14 @@ def _read_train_state(step_path: pathlib.Path, template: Any) -> Any:
 
 
 def _read_leaves(step_path: pathlib.Path, manifest: Manifest) -> dict[str, Any]:
+    path = step_path / TRAIN_STATE_ITEM
     try:
-        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
-            tree = reader.restore(step_path / TRAIN_STATE_ITEM, args=ocp.args.StandardRestore())
+        handler = ocp.PyTreeCheckpointHandler()
+        with ocp.Checkpointer(handler) as reader:
+            # As NumPy arrays: the devices that the run had may not be here.
+            saved = handler.metadata(path).tree
+            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), saved)
+            tree = reader.restore(path, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
         return stored_leaves(tree, manifest.identity.train_state)
     except Exception as error:
         raise StepDamagedError(f"its train state could not be read: {error}") from error
@@ -637,8 +657,8 @@ def _names(allow: Collection[str]) -> Collection[str]:
 
 
 def _at_least_one(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name} must be an integer, not {value!r}")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, not {value}")
-    return value
+    return int(value)

@@ -36,6 +36,10 @@ _ITERATOR_FILE: Final = f"{ITERATOR_ITEM}/{JSON_FILE}"
 _TMP_SUFFIX: Final = ".orbax-checkpoint-tmp"
 _TRASH: Final = ".trash"
 _LOCK: Final = ".lock"
+#: A step that cannot be read for one of these is not damaged: another try may well succeed.
+_NOT_THE_STEPS_FAULT: Final = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM}
+)
 _MAX_ITERATOR_BYTES: Final = 4096
 
 
@@ -103,6 +107,7 @@ class RunDirectory:
 
         Raises:
           StepDamagedError: something does not hold; says what.
+          OSError: it cannot be read, for a reason that lies outside of the step.
         """
         path = self.step_path(step)
         try:
@@ -122,6 +127,8 @@ class RunDirectory:
                 f"{missing} is missing: the step was deleted in part, or is not a checkpoint"
             ) from error
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in _NOT_THE_STEPS_FAULT:
+                raise
             raise StepDamagedError(str(error)) from error
         return manifest
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from loader import Difference
 
@@ -18,7 +18,7 @@ class CheckpointMismatchError(ValueError):
     """
 
     def __init__(self, where: str, differences: Sequence[Difference]) -> None:
-        self.differences = tuple(differences)
+        self._where, self.differences = where, tuple(differences)
         rows = [_texts(difference) for difference in differences]
         names, befores, nows = (
             min(max(len(row[column]) for row in rows), _MAX_COLUMN) for column in range(3)
@@ -33,6 +33,10 @@ class CheckpointMismatchError(ValueError):
         )
         super().__init__("\n".join(line.rstrip() for line in lines))
 
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        """So that the error can be sent to another process."""
+        return type(self), (self._where, self.differences)
+
 
 class CheckpointDamagedError(RuntimeError):
     """There are checkpoints, and none of them is whole; nothing was restored.
@@ -42,13 +46,17 @@ class CheckpointDamagedError(RuntimeError):
     """
 
     def __init__(self, where: str, reasons: dict[int, str]) -> None:
-        self.reasons = dict(reasons)
+        self._where, self.reasons = where, dict(reasons)
         lines = [f"no checkpoint in {where} is whole; nothing was restored."]
         lines += [f"  step {step}: {reason}" for step, reason in reasons.items()]
         lines.append(
             "Bring the directory back from a copy, or, to begin again from the start, use a new one."
         )
         super().__init__("\n".join(lines))
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        """So that the error can be sent to another process."""
+        return type(self), (self._where, self.reasons)
 
 
 def _texts(difference: Difference) -> tuple[str, str, str, str]:

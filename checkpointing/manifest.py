@@ -18,7 +18,7 @@ from checkpointing.train_state import Leaf
 from loader import Difference, Fingerprint, Pipeline, PipelineConfig, Position
 
 FORMAT_VERSION: Final = 1
-MAX_MANIFEST_BYTES: Final = 64 << 20
+MAX_MANIFEST_BYTES: Final = 16 << 20
 NEXT_IDS: Final = 64
 #: Names that `allow` may hold: differences that a run can go on with.
 ALLOWABLE: Final = frozenset({"batch_size"})

@@ -49,6 +49,10 @@ class RecordReadError(RuntimeError):
             'mend the record and go on, or set on_bad_record="mask" to train without such records.'
         )
 
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        """So that the error can be sent to another process."""
+        return type(self), (self.position, self.record_id, self.row)
+
 
 class Pipeline:
     """A stream of batches over a source: a pure function of (source, config, transform).

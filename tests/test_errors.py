@@ -1,6 +1,11 @@
 """Errors say what is wrong with both values, what follows, and what to do."""
 
+import pickle
+
+import pytest
+
 import checkpointing
+import loader
 from checkpointing import CheckpointDamagedError, CheckpointMismatchError
 from loader import Difference
 
@@ -71,3 +76,19 @@ def test_the_errors_are_public_and_can_be_told_apart() -> None:
     assert issubclass(CheckpointDamagedError, RuntimeError)
     assert not issubclass(CheckpointMismatchError, RuntimeError)
     assert not issubclass(CheckpointDamagedError, ValueError)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        CheckpointMismatchError("run step 3", [Difference("seed", "17", "18", "a note")]),
+        CheckpointDamagedError("run", {3: "cut", 2: "gone"}),
+        loader.RecordReadError(loader.Position(1, 4, 4), "r7", 7),
+    ],
+)
+def test_errors_reach_another_process_as_they_are(error: Exception) -> None:
+    """Worker processes send their errors pickled; one that cannot be is lost, or hangs the parent."""
+    back = pickle.loads(pickle.dumps(error))
+    assert type(back) is type(error)
+    assert str(back) == str(error)
+    assert vars(back) == vars(error)
