@@ -151,8 +151,9 @@ class Checkpoints:
           train_state: any tree of arrays, PRNG keys and numbers: what a new run begins with, and
             otherwise the pattern for what is restored (structure, shapes, dtypes, shardings). It is
             not changed. Where a checkpoint exists, leaves may be `jax.ShapeDtypeStruct`.
-          allow: differences to go on with: ``{"batch_size"}`` or nothing. The run then goes on at
-            the same record with the new batch size, and later manifests tell of the change.
+          allow: names of differences to go on with; later manifests tell of the change.
+            ``"batch_size"``: the run goes on at the same record. ``"skip"``: batches ahead are left
+            out, or no longer. ``"exclude"``: records are left out from here on, or no longer.
           verify: ``"full"`` digests every file of the checkpoint; ``"manifest"`` trusts the content
             of the array files.
           read_options: as for `Pipeline.iterate`.
@@ -329,6 +330,8 @@ class Checkpoints:
             if any(difference.name == name for difference in differences)
         }
         differences = [one for one in differences if one.name not in changes]
+        if "skip" in changes:
+            self._check_ahead(found)
         if not differences:
             try:
                 before = config_with(self._pipeline, found.identity.config)
@@ -339,6 +342,19 @@ class Checkpoints:
         if differences:
             raise CheckpointMismatchError(f"{self._shown} step {found.step}", differences)
         return changes
+
+    def _check_ahead(self, found: Manifest) -> None:
+        """Raises if batches were added to ``skip``, or taken from it, that the run has passed already."""
+        before, now = found.identity.config["skip"], self._pipeline.config.skip
+        changed = {tuple(pair) for pair in before} ^ set(now)
+        cursor = self._pipeline.grid.number(found.position)
+        behind = sorted(pair for pair in changed if pair[0] < cursor)
+        if behind:
+            raise ValueError(
+                f"skip changes at {behind}, and {self._shown} step {found.step} is at batch {cursor}: "
+                "what has been trained on cannot be left out any more. Change skip ahead of it only, "
+                "or go back to an older checkpoint, in a copy of the directory that ends there"
+            )
 
     def _restore(self, found: Manifest, train_state: TrainState, verify: Verify) -> TrainState:
         """A new train state from a checkpoint that has been checked."""

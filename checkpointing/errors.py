@@ -31,6 +31,8 @@ class CheckpointMismatchError(ValueError):
             "Use the data and config of that run, or start a new directory. batch_size alone may "
             'change with allow={"batch_size"}.'
         )
+        if {"skip", "exclude"} & {difference.name for difference in differences}:
+            lines.append("So may skip, ahead of here, and exclude: allow={'skip', 'exclude'}.")
         super().__init__("\n".join(line.rstrip() for line in lines))
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:

@@ -21,7 +21,7 @@ FORMAT_VERSION: Final = 1
 MAX_MANIFEST_BYTES: Final = 16 << 20
 NEXT_IDS: Final = 64
 #: Names that `allow` may hold: differences that a run can go on with.
-ALLOWABLE: Final = frozenset({"batch_size"})
+ALLOWABLE: Final = frozenset({"batch_size", "skip", "exclude"})
 
 _NEXT_IDS_BYTES: Final = 16 << 10
 _MAX_LEVELS: Final = 64

@@ -6,7 +6,7 @@ records of the current epoch that have been delivered; ``step`` counts batches f
 
 import dataclasses
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,13 +79,19 @@ class Grid:
 
     @property
     def num_steps(self) -> int | None:
-        """Batches in all; ``None`` where ``num_epochs`` is."""
-        epochs = self.config.num_epochs
-        return None if epochs is None else epochs * self.steps_per_epoch
+        """Batches delivered in all; ``None`` where ``num_epochs`` is."""
+        if self.config.num_epochs is None:
+            return None
+        total = self.config.num_epochs * self.steps_per_epoch
+        return total - sum(min(end, total) - min(first, total) for first, end in self.config.skip)
+
+    def number(self, position: Position) -> int:
+        """Number of the batch that begins at ``position``, as `PipelineConfig.skip` counts them."""
+        return position.epoch * self.steps_per_epoch + position.offset // self.config.batch_size
 
     def position(self, step: int) -> Position:
-        """Where batch number ``step`` begins, in a run that never changed its batch size."""
-        epoch, batch = divmod(step, self.steps_per_epoch)
+        """Where the batch of a step begins, in a run that never changed its batch size."""
+        epoch, batch = divmod(passing(self.config.skip, step), self.steps_per_epoch)
         return Position(epoch, batch * self.config.batch_size, step)
 
     def stop(self, position: Position) -> int:
@@ -93,11 +99,28 @@ class Grid:
         return min(position.offset + self.config.batch_size, self.num_records)
 
     def normal(self, position: Position) -> Position:
-        """The same place with an offset at which a batch begins: an epoch's end is the next one's start."""
+        """The same place, where a batch begins that is delivered.
+
+        An epoch's end is the next one's start, and the first batch of a skipped range is the first
+        one behind it.
+        """
         left = self.num_records - position.offset
         if left <= 0 or (self.config.final_batch == "drop" and left < self.config.batch_size):
-            return Position(position.epoch + 1, 0, position.step)
-        return position
+            position = Position(position.epoch + 1, 0, position.step)
+        if self.is_end(position) or not self.config.skip:
+            return position
+        number = self.number(position)
+        end = next((end for first, end in self.config.skip if first <= number < end), None)
+        if end is None:
+            return position
+        epoch, batch = divmod(end, self.steps_per_epoch)
+        if epoch == position.epoch:
+            # Behind a start off the grid, the epoch's batches stay off it.
+            offset = position.offset + (end - number) * self.config.batch_size
+            return self.normal(Position(epoch, min(offset, self.num_records), position.step))
+        if self.config.num_epochs is not None and epoch >= self.config.num_epochs:
+            return Position(self.config.num_epochs, 0, position.step)
+        return self.normal(Position(epoch, batch * self.config.batch_size, position.step))
 
     def after(self, position: Position) -> Position:
         """The place behind the batch that begins at ``position``."""
@@ -125,6 +148,20 @@ class Grid:
                 f"{epochs} epochs; the position belongs to another configuration"
             )
         return self.normal(position)
+
+
+def passing(ranges: Sequence[tuple[int, int]], count: int) -> int:
+    """The number that follows ``count`` others, when those in ``ranges`` are passed over.
+
+    Args:
+      ranges: ``(first, end)`` in rising order, without overlap.
+      count: how many numbers, from 0 on, come before it.
+    """
+    for first, end in ranges:
+        if count < first:
+            break
+        count += end - first
+    return count
 
 
 def spread(batch: Mapping[str, Any], slots: Any, size: int) -> Batch:

@@ -44,6 +44,11 @@ class PipelineConfig:
       on_bad_record: what becomes of a record that the source cannot read, or the transform cannot
         take. ``"raise"``: `RecordReadError`. ``"mask"``: its slot is zero, with its ``id`` and
         ``mask`` False; nobody else's place moves.
+      skip: batches to leave out (a loss spike, a poisoned shard), as ranges ``(first, end)`` of
+        their numbers, ``end`` not included. Batches are numbered as without any skip:
+        ``epoch * steps_per_epoch`` plus the place in the epoch. Steps count delivered batches only.
+      exclude: IDs of records to leave out (a deletion request): like a bad record under ``"mask"``,
+        but never read.
 
     Raises:
       TypeError, ValueError: at construction; one error that names every bad setting.
@@ -55,6 +60,8 @@ class PipelineConfig:
     num_epochs: int | None = 1
     shuffle: order.Shuffle = "feistel"
     on_bad_record: BadRecord = "raise"
+    skip: tuple[tuple[int, int], ...] = ()
+    exclude: tuple[int | str, ...] = ()
 
     def __post_init__(self) -> None:
         problems = []
@@ -63,10 +70,17 @@ class PipelineConfig:
             object.__setattr__(self, field.name, value)
             problems += _problems(field.name, value)
         _raise_all(problems, "PipelineConfig")
+        object.__setattr__(self, "skip", _merged(self.skip))
+        object.__setattr__(self, "exclude", tuple(sorted(set(self.exclude))))
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as a plain dict that JSON can hold; `from_dict` is the inverse."""
-        return dataclasses.asdict(self)
+        settings = dataclasses.asdict(self)
+        return {
+            **settings,
+            "skip": [list(pair) for pair in self.skip],
+            "exclude": list(self.exclude),
+        }
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Self:
@@ -132,6 +146,8 @@ _EXPECTED: Final = {
     "num_epochs": 'an integer of at least 1, or None ("none" in TOML) to run on',
     "shuffle": f"one of {', '.join(map(repr, order.SHUFFLES))}",
     "on_bad_record": f"one of {', '.join(map(repr, BAD_RECORDS))}",
+    "skip": f"pairs of batch numbers (first, end) with 0 <= first < end <= {order.MAX_EPOCH}",
+    "exclude": 'record IDs, all int64 or all strings, and none of them -1 or ""',
 }
 _CHOICES: Final = {
     "final_batch": FINAL_BATCHES,
@@ -149,11 +165,22 @@ def _plain(value: Any) -> Any:
     """NumPy's integers and strings as Python's, so that a config compares and serialises the same."""
     if isinstance(value, np.integer):
         return int(value)
+    if isinstance(value, list | tuple | range):
+        return tuple(_plain(entry) for entry in value)
+    if isinstance(value, np.ndarray | set | frozenset):
+        return tuple(
+            _plain(entry) for entry in (value.tolist() if hasattr(value, "tolist") else value)
+        )
     return str(value) if isinstance(value, np.str_) else value
 
 
 def _problems(name: str, value: Any) -> list[tuple[type[Exception], str]]:
     text = f"{name!r} must be {_EXPECTED[name]}, not {_shown(value)}"
+    if name in ("skip", "exclude"):
+        if not isinstance(value, tuple):
+            return [(TypeError, text)]
+        good = all(map(_is_range, value)) if name == "skip" else _are_ids(value)
+        return [] if good else [(ValueError, text)]
     if name in _CHOICES:
         if not isinstance(value, str):
             return [(TypeError, text)]
@@ -164,6 +191,32 @@ def _problems(name: str, value: Any) -> list[tuple[type[Exception], str]]:
         return [(TypeError, text)]
     low, high = _RANGES[name]
     return [] if low <= value <= high else [(ValueError, text)]
+
+
+def _is_range(value: Any) -> bool:
+    return (
+        isinstance(value, tuple)
+        and [type(end) for end in value] == [int, int]
+        and 0 <= value[0] < value[1] <= order.MAX_EPOCH
+    )
+
+
+def _are_ids(value: tuple[Any, ...]) -> bool:
+    kinds = {type(entry) for entry in value}
+    if kinds <= {int}:
+        return all(-(2**63) <= entry < 2**63 and entry != -1 for entry in value)
+    return kinds == {str} and "" not in value
+
+
+def _merged(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    """The same numbers as ranges in rising order that neither overlap nor touch."""
+    merged: list[tuple[int, int]] = []
+    for first, end in sorted(ranges):
+        if merged and first <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((first, end))
+    return tuple(merged)
 
 
 def _unknown(key: Any, value: Any, known: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ import grain
 import numpy as np
 import numpy.typing as npt
 
-from loader.batching import Batch, Grid, Position, spread
+from loader.batching import Batch, Grid, Position, passing, spread
 from loader.config import PipelineConfig
 from loader.fingerprint import Fingerprint, read_fields, read_ids
 from loader.order import EpochOrder, Rows
@@ -26,6 +26,7 @@ Transform = Callable[[Batch], Mapping[str, Any]]
 OnBatch = Callable[[Position, Batch], None]
 
 _log: Final = logging.getLogger(__name__)
+_TRIED_FOR_STRUCTURE: Final = 1024
 _STATE_KEYS: Final = ("epoch", "offset", "step")
 #: Reads in the caller's thread. For data in memory Grain's threads cost more than they bring.
 _NO_THREADS: Final = ReadOptions(num_threads=0, prefetch_buffer_size=0)
@@ -90,6 +91,9 @@ class Pipeline:
                 'final_batch="drop" leaves every one of them out; use a smaller batch, "pad" or '
                 '"partial"'
             )
+        if self.grid.num_steps == 0:
+            raise ValueError(f"skip leaves out every batch of the stream: {config.skip}")
+        self._excluded = np.array(config.exclude) if config.exclude else None
         self._order = EpochOrder(len(source), config.seed, config.shuffle)
         self._specs = {name: (field.dtype, field.shape) for name, field in self.fields.items()}
 
@@ -218,13 +222,27 @@ class Pipeline:
         """
         rows = self.rows_at(position)
         ids = self._ids(rows)
-        try:
-            batch = self._gather(rows, ids)
-        except Exception as error:  # noqa: BLE001 (whatever a source or a transform may raise)
-            batch = self._without_bad_records(rows, ids, position, error)
+        if self._excluded is None or not (excluded := np.isin(ids, self._excluded)).any():
+            batch = self._good_records(rows, ids, position)
+        else:
+            kept = np.flatnonzero(~excluded)
+            batch = self._spread(self._good_records(rows[kept], ids[kept], position), kept, ids)
         if len(rows) < self.config.batch_size and self.config.final_batch == "pad":
             batch = spread(batch, slice(len(rows)), self.config.batch_size)
         return batch
+
+    def _good_records(self, rows: Rows, ids: npt.NDArray[Any], position: Position) -> Batch:
+        """The transformed records of some rows, with empty slots for bad ones where that is asked for."""
+        if len(rows) == 0:
+            return self._empty_batch(position)
+        try:
+            return self._gather(rows, ids)
+        except Exception as error:  # noqa: BLE001 (whatever a source or a transform may raise)
+            return self._without_bad_records(rows, ids, position, error)
+
+    def _spread(self, batch: Batch, slots: Any, ids: npt.NDArray[Any]) -> Batch:
+        """A batch's records in some slots of one that keeps the IDs of all."""
+        return {**spread(batch, slots, len(ids)), "id": ids}
 
     def _gather(self, rows: Rows, ids: npt.NDArray[Any]) -> Batch:
         """The transformed records of some rows."""
@@ -236,17 +254,21 @@ class Pipeline:
         self, rows: Rows, ids: npt.NDArray[Any], position: Position, error: Exception
     ) -> Batch:
         """Finds the records at fault in a batch that failed; raises, or leaves their slots empty."""
-        bad = {i: found for i in range(len(rows)) if (found := self._failure(rows[i], ids[i]))}
+        bad: list[int] = []
+        for i, record_id in enumerate(ids.tolist()):
+            found = self._failure(rows[i], ids[i])
+            if found is not None:
+                named = RecordReadError(position, record_id, int(rows[i]))
+                if self.config.on_bad_record == "raise":
+                    raise named from found
+                _log.warning("masked: %s: %s", named, found)
+                bad.append(i)
         if not bad:
             # No record fails by itself; the batch as a whole is at fault.
             raise RecordReadError(position, None, None) from error
-        for i, found in bad.items():
-            if self.config.on_bad_record == "raise":
-                raise RecordReadError(position, ids[i].item(), int(rows[i])) from found
-            _log.warning("%s: %s", RecordReadError(position, ids[i].item(), int(rows[i])), found)
-        good = np.array([i for i in range(len(rows)) if i not in bad], np.int64)
-        kept = self._gather(rows[good], ids[good]) if good.size else self._empty_batch()
-        return {**spread(kept, good, len(rows)), "id": ids}
+        good = np.delete(np.arange(len(rows)), bad)
+        kept = self._gather(rows[good], ids[good]) if good.size else self._empty_batch(position)
+        return self._spread(kept, good, ids)
 
     def _failure(self, row: np.int64, record_id: Any) -> Exception | None:
         """What one record raises when it is read alone."""
@@ -256,14 +278,16 @@ class Pipeline:
             return error
         return None
 
-    def _empty_batch(self) -> Batch:
+    def _empty_batch(self, position: Position) -> Batch:
         """A batch of no record, in the structure that the first readable record of the source has."""
-        for row in range(min(len(self.source), 1024)):
+        for row in range(min(len(self.source), _TRIED_FOR_STRUCTURE)):
             rows = np.array([row], np.int64)
             ids = self._ids(rows)
             if self._failure(rows[0], ids[0]) is None:
                 return {name: array[:0] for name, array in self._gather(rows, ids).items()}
-        raise ValueError("none of the first 1,024 records of the source can be read")
+        raise RecordReadError(position, None, None) from ValueError(
+            f"none of the first {_TRIED_FOR_STRUCTURE} records of the source can be read"
+        )
 
     def _ids(self, rows: Rows) -> npt.NDArray[Any]:
         return read_ids(self.source, rows)
@@ -368,9 +392,11 @@ class _Batches(grain.MapDataset[Batch]):
     def __init__(self, pipeline: Pipeline, start: Position) -> None:
         super().__init__()
         self._pipeline = pipeline
-        self._start = start
+        self._start = start = pipeline.grid.normal(start)
         #: Batches of the first epoch, which may begin anywhere in it.
         self._first = pipeline.grid.steps_after(start.offset)
+        #: What is skipped, counted in batches from the start on.
+        self._skip = [(self._until(a), self._until(b)) for a, b in pipeline.config.skip]
 
     def __len__(self) -> int:
         grid, epochs = self._pipeline.grid, self._pipeline.config.num_epochs
@@ -378,8 +404,9 @@ class _Batches(grain.MapDataset[Batch]):
             return sys.maxsize
         if grid.is_end(self._start):
             return 0
-        steps = self._first + (epochs - self._start.epoch - 1) * grid.steps_per_epoch
-        return min(steps, sys.maxsize)
+        steps = self._until(epochs * grid.steps_per_epoch)
+        skipped = sum(min(end, steps) - min(first, steps) for first, end in self._skip)
+        return min(steps - skipped, sys.maxsize)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -390,11 +417,20 @@ class _Batches(grain.MapDataset[Batch]):
         start, grid = self._start, self._pipeline.grid
         if index < 0:
             raise IndexError(f"batches are numbered from 0, and {index} is none of them")
+        step, batch_size = start.step + index, self._pipeline.config.batch_size
+        index = passing(self._skip, index)
         if index < self._first:
-            offset = start.offset + index * self._pipeline.config.batch_size
-            return Position(start.epoch, offset, start.step + index)
-        later = grid.position(index - self._first)
-        return Position(start.epoch + 1 + later.epoch, later.offset, start.step + index)
+            return Position(start.epoch, start.offset + index * batch_size, step)
+        epochs, batch = divmod(index - self._first, grid.steps_per_epoch)
+        return Position(start.epoch + 1 + epochs, batch * batch_size, step)
+
+    def _until(self, number: int) -> int:
+        """How many batches from the start on have a smaller number, skipped ones included."""
+        grid, start = self._pipeline.grid, self._start
+        border = (start.epoch + 1) * grid.steps_per_epoch
+        if number > border:
+            return self._first + number - border
+        return max(0, min(self._first, number - grid.number(start)))
 
 
 def _transformed(transform: Transform, batch: Batch) -> Batch:
