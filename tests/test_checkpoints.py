@@ -574,10 +574,12 @@ def test_an_order_that_moved_is_caught_under_another_batch_size_too(
         resume(run_directory, a_pipeline(shuffle="permutation", batch_size=2), allow={"batch_size"})
 
 
-def test_nothing_but_the_batch_size_can_be_allowed(run_directory: pathlib.Path) -> None:
+def test_nothing_but_batch_size_skip_and_exclude_can_be_allowed(
+    run_directory: pathlib.Path,
+) -> None:
     with Checkpoints(run_directory, a_pipeline(), 1, 1) as checkpoints:
         for allow in ({"seed"}, ["batch_size", "run_config.lr"], {"batch"}, ("",)):
-            with pytest.raises(ValueError, match=r"allow can hold \['batch_size'\], not \["):
+            with pytest.raises(ValueError, match=r"allow can hold \['batch_size', 'ex"):
                 checkpoints.resume(a_state(), allow=allow)
         with pytest.raises(TypeError, match=r'write allow={"batch_size"}'):
             checkpoints.resume(a_state(), allow="batch_size")

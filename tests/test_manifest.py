@@ -323,6 +323,8 @@ def test_an_identity_does_not_differ_from_itself_after_a_round_trip() -> None:
         ("num_epochs", None),
         ("shuffle", "none"),
         ("on_bad_record", "mask"),
+        ("skip", [[1, 2]]),
+        ("exclude", [3]),
     ],
 )
 def test_each_setting_of_the_stream_is_compared(setting: str, value: Any) -> None:
