@@ -72,6 +72,7 @@ class RunDirectory:
                 errno.ENOTDIR, "checkpoints need a directory, and this is a file", str(self.path)
             ) from error
         self._release = weakref.finalize(self, os.close, descriptor)
+        _open_locks.add(self._release)
         try:
             self._clean()
         except BaseException:
@@ -81,6 +82,7 @@ class RunDirectory:
     def close(self) -> None:
         """Lets others open the directory. Safe to call again."""
         self._release()
+        _open_locks.discard(self._release)
 
     def steps(self) -> list[int]:
         """Numbers of all steps in rising order: whatever has a number as its name, whole or not."""
@@ -184,6 +186,19 @@ class RunDirectory:
 
     def _empty_trash(self) -> None:
         shutil.rmtree(self.path / _TRASH, ignore_errors=True)
+
+
+_open_locks: Final[set[Any]] = set()
+
+
+def _close_locks_after_fork() -> None:
+    """A forked child holds its parent's locks too, and would keep them when the parent dies."""
+    for release in _open_locks:
+        release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_locks_after_fork)
 
 
 def seal_step(path: pathlib.Path, manifest: Manifest) -> None:

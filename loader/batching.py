@@ -7,13 +7,15 @@ records of the current epoch that have been delivered; ``step`` counts batches f
 import dataclasses
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from loader.config import PipelineConfig
 
 Batch = dict[str, Any]
+
+_LIMIT: Final = 2**63
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -31,19 +33,25 @@ class Position:
     step: int = 0
 
     def __post_init__(self) -> None:
+        # Once a batch, so the usual case must cost next to nothing.
+        if type(self.epoch) is type(self.offset) is type(self.step) is int and (
+            0 <= self.epoch < _LIMIT and 0 <= self.offset < _LIMIT and 0 <= self.step < _LIMIT
+        ):
+            return
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            try:
-                if isinstance(value, bool | np.bool_):
-                    raise TypeError
-                value = operator.index(value)
-            except TypeError:
-                raise TypeError(
-                    f"{field.name} of a position must be an integer, not {value!r}"
-                ) from None
-            if not 0 <= value < 2**63:
-                raise ValueError(f"{field.name} of a position must be 0 to 2**63 - 1, not {value}")
-            object.__setattr__(self, field.name, value)
+            object.__setattr__(self, field.name, _checked(field.name, getattr(self, field.name)))
+
+
+def _checked(name: str, value: Any) -> int:
+    try:
+        if isinstance(value, bool | np.bool_):
+            raise TypeError
+        value = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} of a position must be an integer, not {value!r}") from None
+    if not 0 <= value < _LIMIT:
+        raise ValueError(f"{name} of a position must be 0 to 2**63 - 1, not {value}")
+    return int(value)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -482,3 +482,29 @@ def test_after_the_commit_the_rename_and_what_orbax_adds_are_synced(
 def test_a_position_is_written_as_the_iterators_state() -> None:
     state = PIPELINE.iterate(PIPELINE.position(4)).get_state()
     assert state == dataclasses.asdict(Position(**state))
+
+
+_FORKING = """
+import os, sys, time
+from checkpointing.directory import RunDirectory
+directory = RunDirectory(sys.argv[1])
+if os.fork() == 0:
+    os.close(1)
+    time.sleep(60)
+    os._exit(0)
+print(os.getpid(), flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_forked_child_that_outlives_the_writer_does_not_keep_the_lock(
+    tmp_path: pathlib.Path,
+) -> None:
+    command = [sys.executable, "-c", _FORKING, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as writer:
+        try:
+            assert writer.communicate(timeout=60)[0].strip()
+            assert writer.returncode == -signal.SIGKILL
+            RunDirectory(tmp_path / "run").close()
+        finally:
+            os.killpg(writer.pid, signal.SIGKILL)

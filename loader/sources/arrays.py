@@ -74,7 +74,7 @@ class ArraySource:
 
     def read(self, rows: npt.NDArray[np.int64], /) -> dict[str, npt.NDArray[Any]]:
         """All fields of ``rows: int64[k]``: for each a fresh array, dtype[k, *shape]."""
-        return {name: np.take(array, rows, axis=0) for name, array in self._arrays.items()}
+        return {name: array.take(rows, axis=0) for name, array in self._arrays.items()}
 
     def fingerprint(self) -> Fingerprint:
         """Reads all records, as they are now, and digests them."""
