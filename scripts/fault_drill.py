@@ -39,6 +39,8 @@ EXIT_CODES: Final = (
     "or the harness itself could not do its work."
 )
 REPORT: Final = "report.json"
+#: Where one thing is wrong, much follows from it.
+MAX_FAULTS: Final = 5
 HEADINGS: Final = ("fault", "how", "outcome")
 
 Report = dict[str, Any]
@@ -187,7 +189,11 @@ def kill_rows(report: Report) -> Rows:
     )
     ok = not (found["lost"] or found["repeated"] or found["faults"]) and equal == "equal"
     rows: Rows = [((f"{len(found['kills'])} SIGKILLs", f"hit: {hits}", outcome), ok)]
-    return rows + [(("after a kill", "", fault), False) for fault in found["faults"]]
+    faults = found["faults"]
+    rows += [(("after a kill", "", fault), False) for fault in faults[:MAX_FAULTS]]
+    if len(faults) > MAX_FAULTS:
+        rows.append((("", "", f"{len(faults) - MAX_FAULTS} more in {REPORT}"), False))
+    return rows
 
 
 def corruption_rows(report: Report) -> Rows:

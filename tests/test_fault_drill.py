@@ -86,6 +86,19 @@ def test_the_table_of_damages_counts_the_outcomes_of_each_reader(
     assert "| a \\| b | 1 | 1 SILENTLY DIFFERENT |" in printed
 
 
+def test_the_first_faults_after_kills_are_shown_and_the_others_counted() -> None:
+    kills = {"kills": [], "hits": {}, "lost": 1, "repeated": 0, "runs": 1}
+    kills |= {"final_states_equal": False, "faults": [f"fault {i}" for i in range(8)]}
+    rows = fault_drill.kill_rows(a_report(kills=kills))
+    assert [texts[2] for texts, ok in rows[1:] if not ok] == [
+        *(f"fault {i}" for i in range(5)),
+        "3 more in report.json",
+    ]
+    assert "1 records lost" in rows[0][0][2]
+    assert "DIFFERENT" in rows[0][0][2]
+    assert rows[0][1] is False
+
+
 def test_a_fault_that_changed_something_ends_with_1_and_is_marked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

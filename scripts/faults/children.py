@@ -74,7 +74,7 @@ class Ended:
     def last_line(self) -> str:
         """Of its errors: the exception, without its module."""
         lines = [line for line in self.errors.splitlines() if line and not line.startswith(" ")]
-        return lines[-1][:200] if lines else "no error"
+        return lines[-1] if lines else "no error"
 
     @property
     def error(self) -> str:
@@ -88,7 +88,7 @@ class Child:
     def __init__(
         self, code: str, place: pathlib.Path | str, *, wrapper: Sequence[str] = (), log: str = ""
     ) -> None:
-        self._output = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 (closed by wait)
+        self._output = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 (closed by close)
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self.process = subprocess.Popen(  # noqa: S603 (code of our own)
             [*wrapper, sys.executable, "-c", _PREAMBLE + code, str(place)],
@@ -120,15 +120,21 @@ class Child:
         ended = time.monotonic()
         self.kill()
         self._errors.seek(0)
-        found = Ended(exit_code, self._seen(), self._errors.read(), ended)
-        self._output.close()
-        self._errors.close()
-        return found
+        return Ended(exit_code, self._seen(), self._errors.read(), ended)
 
     def kill(self) -> None:
         """Ends it at once, if it has not ended yet."""
         self.process.kill()
         self.process.wait()
+
+    def close(self) -> None:
+        """Ends it, and lets go of everything that was opened for it."""
+        self.kill()
+        if self.process.stdin:
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
+        self._output.close()
+        self._errors.close()
 
     def _seen(self) -> dict[str, Any]:
         # A position of its own: the child writes through the same open file.
@@ -147,7 +153,7 @@ def started(
     try:
         yield child
     finally:
-        child.kill()
+        child.close()
 
 
 def run_child(code: str, place: pathlib.Path | str, *, wrapper: Sequence[str] = ()) -> Ended:

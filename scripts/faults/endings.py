@@ -64,7 +64,7 @@ tell(names=names(place), newest=newest(place))
     ended = run_child(code, work / "run")
     names, step = ended.seen.get("names"), ended.seen.get("newest")
     ok = ended.exit_code == 0 and "save of step 3" in ended.error and "has failed" in ended.error
-    outcome = f"the next save raises ({brief(ended.error, work)[:120]}...), and saves step {step}"
+    outcome = f"the next save raises ({brief(ended.error, work)}), and saves step {step}"
     return Outcome(
         "an exception in the background save",
         "a sync raises EIO",
@@ -101,7 +101,7 @@ def exit_with_a_failing_save(work: pathlib.Path) -> Outcome:
 
 
 def exit_after_a_failed_save(work: pathlib.Path) -> Outcome:
-    """A failed save is not caught, with and without `close`."""
+    """The error of a failed save ends the process, and nobody has called `close`."""
     code = f"""
 {_FAILING_DISK}
 state = train(checkpoints, run, 3, state)
@@ -206,6 +206,8 @@ with open_checkpoints(place, save_every=1000) as checkpoints, checkpoints.stop_o
     for batch in run.batches:
         state = update(state, batch)
         tell(steps=run.batches.position.step)
+        if run.batches.position.step == 3:
+            tell(ready=True)
         time.sleep(0.05)
         checkpoints.save(run.batches, state)
 """
@@ -222,7 +224,7 @@ def _without_close(fault: str, last: str, code: int, work: pathlib.Path) -> Outc
 
 def _signal(number: signal.Signals, work: pathlib.Path) -> Outcome:
     with started(_SLOW, work / "run") as child:
-        ready = child.has_told("steps")
+        ready = child.has_told("ready")
         child.process.send_signal(number)
         ended = child.wait()
     trained, names = ended.seen.get("steps"), sorted(path.name for path in (work / "run").iterdir())

@@ -38,8 +38,9 @@ FileDamage = Callable[[pathlib.Path, pathlib.Path], None]
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """What a resume gives: where it is, what comes next, and the train state's bits by leaf."""
+    """What a resume gives: its step, where the stream is, what comes next, and all bits by leaf."""
 
+    step: int
     position: Mapping[str, int]
     next_ids: tuple[Any, ...]
     leaves: Mapping[str, bytes]
@@ -109,14 +110,16 @@ def write_run(directory: pathlib.Path) -> dict[int, Restored]:
         for step in (1, OLDER, NEWEST):
             state = run.train(checkpoints, begun, step, state)
             ids = run.a_pipeline().ids(step)
-            expected[step] = Restored(begun.batches.get_state(), tuple(ids), _bits(state))
+            expected[step] = Restored(step, begun.batches.get_state(), tuple(ids), _bits(state))
     return expected
 
 
 def faults_of(directory: pathlib.Path) -> list[Fault]:
     """Every fault that the newest step of a run can have."""
     step = directory / str(NEWEST)
-    files = sorted(str(path.relative_to(step)) for path in step.rglob("*") if path.is_file())
+    # By size, because data files have random names.
+    paths = sorted(step.rglob("*"), key=lambda path: (path.parent, path.stat().st_size, path.name))
+    files = [str(path.relative_to(step)) for path in paths if path.is_file()]
     items = sorted(path.name for path in step.iterdir() if path.is_dir())
     return [
         *(Fault(file, damage) for file in files for damage in FILE_DAMAGES),
@@ -180,7 +183,7 @@ def checkpoints_reader(verify: Any) -> Reader:
             resumed = checkpoints.resume(run.first_state(), verify=verify)
             position = resumed.batches.get_state()
             ids = next(resumed.batches)["id"]
-            return Restored(position, tuple(ids), _bits(resumed.train_state))
+            return Restored(position["step"], position, tuple(ids), _bits(resumed.train_state))
 
     refusals = (checkpointing.CheckpointDamagedError, checkpointing.CheckpointMismatchError)
     return Reader(f'verify="{verify}"', read, refusals, contents_checked=verify == "full")
@@ -196,12 +199,13 @@ def orbax_reader() -> Reader:
 
     def read(directory: pathlib.Path) -> Restored:
         with ocp.CheckpointManager(directory) as manager:
-            restored = manager.restore(manager.latest_step(), args=items)
+            step = manager.latest_step()
+            restored = manager.restore(step, args=items)
         # Grain's iterators take the state that they are given.
         batches = run.a_pipeline().iterate()
         batches.set_state(restored["iterator"])
         position = batches.get_state()
-        return Restored(position, tuple(next(batches)["id"]), _bits(restored["train_state"]))
+        return Restored(step, position, tuple(next(batches)["id"]), _bits(restored["train_state"]))
 
     return Reader("plain Orbax", read, (Exception,), judged=False)
 
@@ -218,7 +222,7 @@ def _outcome(
         return outcome, " ".join(str(error).split())[:300]
     except Exception as error:  # noqa: BLE001 (whatever comes is what the table must tell of)
         return OTHER_ERROR, repr(error)[:300]
-    step = restored.position["step"]
+    step = restored.step
     if restored != expected.get(step):
         wrong = expected.get(NEWEST if step not in expected else step, restored)
         return DIFFERENT, _difference(restored, wrong)
@@ -227,7 +231,8 @@ def _outcome(
 
 def _difference(restored: Restored, expected: Restored) -> str:
     if restored.position != expected.position:
-        return f"position {dict(restored.position)} in place of {dict(expected.position)}"
+        found, wanted = dict(restored.position), dict(expected.position)
+        return f"step {restored.step} at position {found} in place of {wanted}"
     leaves = [name for name, bits in expected.leaves.items() if restored.leaves.get(name) != bits]
     return f"other values in {', '.join(leaves) or 'the next IDs'}"
 

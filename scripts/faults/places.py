@@ -87,14 +87,15 @@ def read_only(work: pathlib.Path) -> Outcome:
     close = (
         'subprocess.run(["mount", "-o", "remount,ro", place], check=True)'
         if wrapper
-        else 'os.chmod(f"{place}/run", 0o500); os.remove(f"{place}/run/.lock")'
+        else 'os.chmod(f"{place}/run", 0o500)'
     )
     code = f"""
 with open_checkpoints(f"{{place}}/run") as checkpoints:
     train(checkpoints, checkpoints.resume(first_state()), 2)
 {close}
 tell(readable=newest(f"{{place}}/run"))
-open_checkpoints(f"{{place}}/run")
+with open_checkpoints(f"{{place}}/run") as checkpoints:
+    train(checkpoints, checkpoints.resume(first_state()), 4)
 """
     try:
         ended = run_child(code, work, wrapper=wrapper)
@@ -102,8 +103,9 @@ open_checkpoints(f"{{place}}/run")
         with contextlib.suppress(FileNotFoundError):
             (work / "run").chmod(0o700)
     readable = ended.seen.get("readable")
-    ok = ended.exit_code == 1 and "OSError" in ended.error + "PermissionError" and readable == 2
-    outcome = f"refused at once: {brief(ended.error, work)}; step {readable} can be read"
+    named = "Read-only file system" in ended.error or "Permission denied" in ended.error
+    outcome = f"refused: {brief(ended.error, work)}; step {readable} can be read"
+    ok = ended.exit_code == 1 and named and readable == 2
     return Outcome("directory read-only", how, outcome, ok)
 
 
@@ -245,8 +247,9 @@ with open_checkpoints(place) as checkpoints:
 
 
 def brief(text: str, work: pathlib.Path) -> str:
-    """A message without the folder of this harness."""
-    return text.replace(f"{work}/", "").replace(str(work), ".")
+    """A message without the folder of this harness, cut short."""
+    text = text.replace(f"{work}/", "").replace(str(work), ".")
+    return text if len(text) <= 150 else f"{text[:147]}..."
 
 
 def _space(fault: str, how: str, ended: Ended, work: pathlib.Path) -> Outcome:
@@ -256,7 +259,7 @@ def _space(fault: str, how: str, ended: Ended, work: pathlib.Path) -> Outcome:
     whole = seen["intact"] == 2 and seen["left"] == ["1", "2"]
     ok = whole and seen["resumed"] == 5 and seen["equal"]
     outcome = (
-        f"{brief(seen['error'], work)[:160]}...; step {seen['intact']} is intact; with "
+        f"{brief(seen['error'], work)}; step {seen['intact']} is intact; with "
         f"room again, saved until step {seen['resumed']}"
     )
     return Outcome(fault, f"{how} ({seen.get('full')})", outcome, ok)
