@@ -5,6 +5,7 @@ from loader.config import PipelineConfig
 from loader.fingerprint import Difference, Fingerprint, dataset_digest, fingerprint
 from loader.order import ORDER_VERSIONS, epoch_order, position_of
 from loader.pipeline import BatchIterator, Pipeline, ReadOptions, RecordReadError
+from loader.provenance import Provenance, Segment, StepRecords, Visit, provenance
 from loader.sources import ArraySource, Field, RecordSource
 
 __all__ = [
@@ -17,12 +18,17 @@ __all__ = [
     "Pipeline",
     "PipelineConfig",
     "Position",
+    "Provenance",
     "ReadOptions",
     "RecordReadError",
     "RecordSource",
+    "Segment",
+    "StepRecords",
+    "Visit",
     "dataset_digest",
     "epoch_order",
     "fingerprint",
     "masked_mean",
     "position_of",
+    "provenance",
 ]

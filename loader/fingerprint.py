@@ -41,13 +41,23 @@ class _Field(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
 
-class _Readable(Protocol):
+class HasIds(Protocol):
+    """The part of a `RecordSource` that tells which records there are."""
+
+    def __len__(self) -> int:
+        """How many records."""
+        ...
+
+    def ids(self, rows: npt.NDArray[np.int64], /) -> npt.NDArray[Any]:
+        """IDs of ``rows: int64[k]``: int64[k] or str[k]."""
+        ...
+
+
+class _Readable(HasIds, Protocol):
     """What a fingerprint needs of a `RecordSource`."""
 
-    def __len__(self) -> int: ...
     @property
     def fields(self) -> Mapping[str, _Field]: ...
-    def ids(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]: ...
     def read(self, rows: npt.NDArray[np.int64]) -> Mapping[str, npt.NDArray[Any]]: ...
 
 
@@ -342,7 +352,7 @@ def default_chunk_records(num_records: int) -> int:
     return 1 << max(0, (-(-num_records // MAX_CHUNKS) - 1).bit_length())
 
 
-def read_ids(source: _Readable, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+def read_ids(source: HasIds, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
     """A source's IDs of some rows: int64[k] or str[k].
 
     Raises:
