@@ -3,6 +3,7 @@
 from checkpointing.checkpoints import Checkpoints, Run, load
 from checkpointing.drill import DrillError, DrillReport, run_drill
 from checkpointing.errors import CheckpointDamagedError, CheckpointMismatchError
+from checkpointing.history import provenance
 from checkpointing.manifest import Manifest
 from checkpointing.step_log import Delivery, read_step_log, step_log
 
@@ -16,6 +17,7 @@ __all__ = [
     "Manifest",
     "Run",
     "load",
+    "provenance",
     "read_step_log",
     "run_drill",
     "step_log",

@@ -182,6 +182,8 @@ class Provenance:
         self.source = source
         self.ids_from = ids_from
         _check_segments(self.segments, stop)
+        config = self.segments[0].config
+        self._order = order.EpochOrder(self.num_records, config.seed, config.shuffle)
         self._places = [(one.start.epoch, one.start.offset) for one in self.segments]
         self._steps = [one.start.step for one in self.segments]
 
@@ -205,6 +207,11 @@ class Provenance:
             return range(self.stop.epoch + (self.stop.offset > 0))
         epochs = self.segments[-1].config.num_epochs
         return None if epochs is None else range(epochs)
+
+    @functools.cached_property
+    def has_text_ids(self) -> bool:
+        """Whether IDs are known to be strings."""
+        return self.source is not None and _first_id(self.source).dtype.kind == "U"
 
     def segment_of(self, step: int) -> Segment:
         """The segment that a step belongs to."""
@@ -230,14 +237,7 @@ class Provenance:
         slots = config.batch_size if config.final_batch == "pad" else stop - position.offset
         if limit is not None:
             stop = min(stop, position.offset + limit)
-        rows = order.epoch_order(
-            self.num_records,
-            config.seed,
-            position.epoch,
-            config.shuffle,
-            position.offset,
-            stop,
-        )
+        rows = self._order.rows(position.epoch, position.offset, stop)
         ids = None if self.source is None else read_ids(self.source, rows)
         excluded = _excluded(config, rows, ids)
         return StepRecords(step, position.epoch, position.offset, rows, ids, excluded, slots)
@@ -265,13 +265,21 @@ class Provenance:
           TypeError: ``row`` is not an integer.
           ValueError: an epoch beyond the last; no ``epochs`` for a stream without end.
         """
-        number = _integer("a row", row)
-        if not 0 <= number < self.num_records:
-            raise IndexError(f"row {number} is not one of the {self.num_records} rows from 0")
-        record_id = None
-        if self.source is not None:
-            record_id = read_ids(self.source, np.array([number], np.int64)).tolist()[0]
-        return self._visits(number, record_id, epochs)
+        number = self._row(row)
+        return self._visits(number, self.id_of(number), epochs)
+
+    def id_of(self, row: SupportsIndex) -> int | str | None:
+        """The ID of the record in a row; ``None`` where nothing at hand tells it.
+
+        Raises:
+          IndexError: there is no such row.
+          TypeError: ``row`` is not an integer.
+        """
+        number = self._row(row)
+        if self.source is None:
+            return None
+        found: int | str = read_ids(self.source, np.array([number], np.int64)).tolist()[0]
+        return found
 
     def row_of(self, record_id: int | str) -> int:
         """The row of a record.
@@ -323,6 +331,12 @@ class Provenance:
         excluded = record_id in exclude if record_id is not None or not exclude else None
         return Visit(epoch, outcome, step, slot, offset, excluded)
 
+    def _row(self, row: SupportsIndex) -> int:
+        number = _integer("a row", row)
+        if not 0 <= number < self.num_records:
+            raise IndexError(f"row {number} is not one of the {self.num_records} rows from 0")
+        return number
+
     def _no_step(self, step: int) -> str:
         if self.stop is None:
             return f"step {step} is not one of the {self.num_steps or 'unlimited'} steps from 0"
@@ -352,7 +366,7 @@ def provenance(pipeline: Pipeline, until: SupportsIndex | None = None) -> Proven
         if not 0 <= steps <= min(segment.num_steps or 2**63 - 1, 2**63 - 1):
             raise ValueError(f"until is {steps}, and the stream has {segment.num_steps} steps")
         stop = segment.position(steps)
-    return Provenance([segment], stop, pipeline.source, "from the source")
+    return Provenance([segment], stop, pipeline.source, "those of the source")
 
 
 class _Lookup:
@@ -366,8 +380,7 @@ class _Lookup:
             record_id, int | str | np.integer
         ):
             raise KeyError(f"an ID is an integer or a string, not {record_id!r:.80}")
-        first = read_ids(self._source, np.zeros(1, np.int64))
-        is_text = first.dtype.kind == "U"
+        is_text = _first_id(self._source).dtype.kind == "U"
         if is_text != isinstance(record_id, str):
             kind = "strings" if is_text else "integers"
             raise KeyError(f"no record has the ID {record_id!r:.80}: the IDs are {kind}")
@@ -408,6 +421,10 @@ class _Lookup:
         )
         rows = np.argsort(ids, kind="stable")
         return ids[rows], rows
+
+
+def _first_id(source: HasIds) -> npt.NDArray[Any]:
+    return read_ids(source, np.zeros(1, np.int64))
 
 
 def _excluded(
