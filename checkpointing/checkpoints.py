@@ -47,9 +47,10 @@ from checkpointing.train_state import (
     describe,
     from_stored,
     is_abstract,
+    pointer,
     step_of,
-    stored_leaves,
-    stored_template,
+    stored_at,
+    stored_templates,
     to_stored,
 )
 from loader import BatchIterator, Difference, Pipeline, Position, ReadOptions
@@ -259,7 +260,7 @@ class Checkpoints:
         manifest = Manifest(
             step,
             position,
-            resumed.identity,
+            dataclasses.replace(resumed.identity, train_state=leaves),
             next_ids(self._pipeline, position),
             resumed.history,
             package_versions(),
@@ -359,10 +360,9 @@ class Checkpoints:
     def _restore(self, found: Manifest, train_state: TrainState, verify: Verify) -> TrainState:
         """A new train state from a checkpoint that has been checked."""
         try:
-            stored = _read_train_state(
-                self._directory.step_path(found.step), stored_template(train_state)
-            )
-            restored: TrainState = from_stored(stored, train_state)
+            path, leaves = self._directory.step_path(found.step), found.identity.train_state
+            stored = _read_train_state(path, leaves, stored_templates(train_state))
+            restored: TrainState = from_stored(stored, train_state, leaves)
         except Exception as error:
             if verify == "manifest":
                 raise StepDamagedError(f"its train state cannot be read: {error}") from error
@@ -447,7 +447,7 @@ def load(
     for number in reversed(steps):
         try:
             manifest = where.check(number, verify)
-            return manifest, _read_leaves(where.step_path(number), manifest)
+            return manifest, _load(where.step_path(number), manifest.identity.train_state)
         except StepDamagedError as damage:
             reasons[number] = str(damage)
     if not steps:
@@ -604,23 +604,38 @@ class _SealingArgs(ocp.args.Composite):  # type: ignore[misc]
     """Tells Orbax that the handler takes a composite of items."""
 
 
-def _read_train_state(step_path: pathlib.Path, template: Any) -> Any:
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
-        return reader.restore(step_path / TRAIN_STATE_ITEM, args=ocp.args.StandardRestore(template))
-
-
-def _read_leaves(step_path: pathlib.Path, manifest: Manifest) -> dict[str, Any]:
+def _read_train_state(
+    step_path: pathlib.Path, leaves: tuple[Leaf, ...], templates: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The stored arrays of a step by the path of their leaf: JAX's where a template has a sharding."""
     path = step_path / TRAIN_STATE_ITEM
+
+    def how(keys: tuple[Any, ...], _: Any) -> ocp.RestoreArgs:
+        sharding = getattr(templates.get(pointer(keys)), "sharding", None)
+        if sharding is None:
+            return ocp.RestoreArgs(restore_type=np.ndarray)
+        return ocp.ArrayRestoreArgs(sharding=sharding)
+
+    handler = ocp.PyTreeCheckpointHandler()
+    with ocp.Checkpointer(handler) as reader:
+        saved = jax.tree_util.tree_map_with_path(how, handler.metadata(path).tree)
+        tree = reader.restore(path, args=ocp.args.PyTreeRestore(restore_args=saved))
+    arrays = {pointer(keys): array for keys, array in jax.tree_util.tree_flatten_with_path(tree)[0]}
+    return {leaf.path: arrays[stored_at(leaf.path)] for leaf in leaves}
+
+
+def _load(step_path: pathlib.Path, leaves: tuple[Leaf, ...]) -> dict[str, Any]:
+    """As NumPy arrays: the devices that the run had may not be here."""
     try:
-        handler = ocp.PyTreeCheckpointHandler()
-        with ocp.Checkpointer(handler) as reader:
-            # As NumPy arrays: the devices that the run had may not be here.
-            saved = handler.metadata(path).tree
-            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), saved)
-            tree = reader.restore(path, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
-        return stored_leaves(tree, manifest.identity.train_state)
+        stored = _read_train_state(step_path, leaves, {})
     except Exception as error:
-        raise StepDamagedError(f"its train state could not be read: {error}") from error
+        raise StepDamagedError(f"its train state cannot be read: {error}") from error
+    return {
+        leaf.path: stored[leaf.path][:0].reshape(leaf.shape)
+        if 0 in leaf.shape
+        else stored[leaf.path]
+        for leaf in leaves
+    }
 
 
 def _check_step(train_state: Any, step: int, what: str) -> None:

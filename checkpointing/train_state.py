@@ -37,12 +37,15 @@ class Leaf:
       dtype: of the array; ``"key"`` for PRNG keys; ``"int"``, ``"float"``, ``"bool"`` or ``"complex"``
         for Python's own numbers.
       prng: PRNG implementation of keys; empty for everything else.
+      weak: whether the array is weakly typed, so that it yields to others in promotions. A state may
+        begin weak and become strong; what was saved comes back, and nothing is refused for it.
     """
 
     path: str
     shape: tuple[int, ...]
     dtype: str
     prng: str = ""
+    weak: bool = False
 
     @property
     def kind(self) -> str:
@@ -53,7 +56,8 @@ class Leaf:
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
         value = {"path": self.path, "shape": list(self.shape), "dtype": self.dtype}
-        return {**value, "prng": self.prng} if self.prng else value
+        value |= {"prng": self.prng} if self.prng else {}
+        return value | ({"weak": True} if self.weak else {})
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Self:
@@ -63,7 +67,9 @@ class Leaf:
             raise TypeError(f"{value!r:.80} does not describe a leaf")
         if not all(type(side) is int and side >= 0 for side in shape):
             raise TypeError(f"{shape!r:.80} is not a shape")
-        return cls(texts[0], tuple(shape), texts[1], texts[2])
+        if type(value.get("weak", False)) is not bool:
+            raise TypeError(f"{value!r:.80} does not describe a leaf")
+        return cls(texts[0], tuple(shape), texts[1], texts[2], value.get("weak", False))
 
 
 def describe(train_state: Any) -> tuple[Leaf, ...]:
@@ -85,7 +91,7 @@ def leaves_by_path(tree: Any) -> dict[str, Any]:
     by_path: dict[str, Any] = {}
     taken: dict[str, str] = {}
     for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        path = _pointer(keys)
+        path = pointer(keys)
         other = taken.setdefault(".".join(map(_name, keys)), path)
         if path in by_path or other != path:
             raise TypeError(
@@ -116,34 +122,38 @@ def to_stored(train_state: Any) -> Any:
     return _wrapped(jax.tree.map(_to_stored, train_state))
 
 
-def stored_template(train_state: Any) -> Any:
-    """What `to_stored` would give, as shapes, dtypes and shardings where the leaf is JAX's."""
-    return _wrapped(jax.tree.map(_stored_template, train_state))
+def stored_templates(train_state: Any) -> dict[str, Any]:
+    """By its path in the stored tree, what is stored: NumPy arrays, and JAX's as shapes and dtypes.
+
+    An array that JAX may move between devices as it likes (it is not committed to one) has no
+    sharding here, and comes back as free as it was.
+    """
+    leaves = leaves_by_path(train_state)
+    return {stored_at(path): _stored_template(leaf) for path, leaf in leaves.items()}
 
 
-def from_stored(stored: Any, template: Any) -> Any:
-    """Brings stored arrays back to leaves like those of ``template``.
+def from_stored(stored: Mapping[str, Any], template: Any, leaves: tuple[Leaf, ...]) -> Any:
+    """A train state like ``template`` from stored arrays.
+
+    Args:
+      stored: by the path of its leaf, each array.
+      template: the train state to build.
+      leaves: what was saved.
 
     Raises:
       ValueError: an array has another shape or dtype than it was asked for.
     """
-    if _needs_wrapping(template):
-        stored = jax.tree.map(lambda _: stored[_WRAPPED], template)
-    return jax.tree.map(_from_stored, template, stored)
+    weak = {leaf.path for leaf in leaves if leaf.weak}
+    built = [
+        _from_stored(leaf, stored[path], weak=path in weak)
+        for path, leaf in leaves_by_path(template).items()
+    ]
+    return jax.tree.unflatten(jax.tree.structure(template), built)
 
 
-def stored_leaves(stored: Any, leaves: tuple[Leaf, ...]) -> dict[str, Any]:
-    """The stored arrays of the leaves described, by their paths.
-
-    Raises:
-      KeyError: one is not there.
-    """
-    by_path = leaves_by_path(stored)
-    found = {leaf.path: by_path[leaf.path or f"/{_WRAPPED}"] for leaf in leaves}
-    for leaf in leaves:
-        if 0 in leaf.shape:
-            found[leaf.path] = found[leaf.path][:0].reshape(leaf.shape)
-    return found
+def stored_at(path: str) -> str:
+    """Path in the stored tree of the array that belongs to a leaf."""
+    return path or f"/{_WRAPPED}"
 
 
 def _needs_wrapping(tree: Any) -> bool:
@@ -157,7 +167,8 @@ def _wrapped(tree: Any) -> Any:
     return {_WRAPPED: next(iter(jax.tree.leaves(tree)), np.zeros(1))}
 
 
-def _pointer(keys: tuple[Any, ...]) -> str:
+def pointer(keys: tuple[Any, ...]) -> str:
+    """A path of JAX's as a JSON pointer."""
     return "".join("/" + _name(key).replace("~", "~0").replace("/", "~1") for key in keys)
 
 
@@ -181,7 +192,7 @@ def _describe(path: str, leaf: Any) -> Leaf:
             )
         if isinstance(leaf, np.ma.MaskedArray):
             raise TypeError(f"train state leaf {path} is a masked array, whose mask would be lost")
-        return Leaf(path, tuple(leaf.shape), str(dtype))
+        return Leaf(path, tuple(leaf.shape), str(dtype), weak=getattr(leaf, "weak_type", False))
     if type(leaf) in (bool, int, float, complex):
         if type(leaf) is int and not -(2**63) <= leaf < 2**63:
             raise TypeError(f"train state leaf {path} is {leaf}, which does not fit 64 bits")
@@ -215,25 +226,22 @@ def _stored_template(leaf: Any) -> Any:
         return np.zeros(1, np.uint32 if _is_key(leaf) else leaf.dtype)
     if _is_key(leaf):
         data = jax.eval_shape(jax.random.key_data, leaf)
-        sharding = leaf.sharding if isinstance(leaf, jax.Array) else None
+        sharding = _sharding(leaf)
         if sharding is not None and not sharding.is_fully_replicated:
             sharding = jax.random.key_data(leaf).sharding
-        return _struct(data.shape, data.dtype, sharding)
+        return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=sharding)
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-        return _struct(leaf.shape, leaf.dtype, leaf.sharding)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=_sharding(leaf))
     return np.asarray(leaf)
 
 
-def _struct(shape: Any, dtype: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-    sharding = sharding or _default_sharding()
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+def _sharding(leaf: Any) -> Any:
+    if isinstance(leaf, jax.Array) and not leaf.committed:
+        return None
+    return leaf.sharding
 
 
-def _default_sharding() -> jax.sharding.Sharding:
-    return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-
-
-def _from_stored(leaf: Any, stored: Any) -> Any:
+def _from_stored(leaf: Any, stored: Any, *, weak: bool) -> Any:
     expected = _stored_template(leaf)
     if stored.shape != expected.shape or stored.dtype != expected.dtype:
         raise ValueError(
@@ -242,12 +250,11 @@ def _from_stored(leaf: Any, stored: Any) -> Any:
         )
     if _is_key(leaf):
         data = jax.eval_shape(jax.random.key_data, leaf)
-        stored = stored if data.size else jnp.zeros(data.shape, data.dtype)
+        stored = jnp.asarray(stored) if data.size else jnp.zeros(data.shape, data.dtype)
         return jax.random.wrap_key_data(stored, impl=_prng_name(leaf))
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-        if 0 in leaf.shape:
-            return jnp.zeros(leaf.shape, leaf.dtype)
-        return _weak(stored) if getattr(leaf, "weak_type", False) else stored
+        stored = jnp.zeros(leaf.shape, leaf.dtype) if 0 in leaf.shape else jnp.asarray(stored)
+        return _weak(stored) if weak else stored
     if isinstance(leaf, np.ndarray):
         return stored.reshape(leaf.shape) if leaf.size else np.zeros(leaf.shape, leaf.dtype)
     return stored[()] if isinstance(leaf, np.generic) else type(leaf)(stored[()])
@@ -259,8 +266,8 @@ def _weak(array: jax.Array) -> jax.Array:
     zeros = jnp.full(array.shape, python_zero)
     if zeros.dtype != array.dtype:
         return array
-    weak: jax.Array = jax.device_put(zeros.at[...].set(array), array.sharding)
-    return weak
+    weak = zeros.at[...].set(array)
+    return jax.device_put(weak, array.sharding) if array.committed else weak
 
 
 def step_of(train_state: Any) -> int | None:

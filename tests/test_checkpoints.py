@@ -1555,3 +1555,61 @@ def test_whatever_a_stranger_writes_resume_gives_the_run_or_one_of_its_two_error
         return
     assert run.position == Position(0, 9, 3)
     assert bits(run.train_state) == uninterrupted("pad")[2][1]
+
+
+def test_a_leaf_that_became_strongly_typed_comes_back_so(run_directory: pathlib.Path) -> None:
+    """Weak leaves yield in promotions: brought back weak, the next updates would end in other bits."""
+
+    @jax.jit
+    def step(state: State) -> State:
+        rate = state["rate"].astype(jnp.float32)
+        w = (state["w"] - state["rate"] * state["w"]).astype(jnp.bfloat16)
+        return {"w": w, "rate": rate * jnp.float32(0.9)}
+
+    first = {"w": jnp.linspace(1, 2, 8).astype(jnp.bfloat16), "rate": jnp.asarray(0.1)}
+    with jax.numpy_dtype_promotion("standard"):
+        straight = first
+        for _ in range(5):
+            straight = step(straight)
+            with Checkpoints(run_directory, a_pipeline(), 1, 9) as checkpoints:
+                run = checkpoints.resume(first)
+                next(run.batches)
+                stopped = step(run.train_state)
+                checkpoints.save(run.batches, stopped)
+            assert bits(stopped) == bits(straight)
+    assert first["rate"].weak_type
+    assert not resume(run_directory, state=first).train_state["rate"].weak_type
+
+
+def test_arrays_come_back_as_free_to_move_as_they_were(run_directory: pathlib.Path) -> None:
+    """JAX refuses to combine an array that is committed to one device with one on others."""
+    device = jax.devices()[0]
+    state = {
+        "free": jnp.zeros(3),
+        "bound": jax.device_put(jnp.zeros(3), device),
+        "key": jax.random.key(0),
+        "weak": jnp.full(2, 1.0),
+    }
+    with Checkpoints(run_directory, a_pipeline(), 1, 9) as checkpoints:
+        run = checkpoints.resume(state)
+        next(run.batches)
+        checkpoints.save(run.batches, state)
+    restored = resume(run_directory, state=state).train_state
+    committed = {name: leaf.committed for name, leaf in restored.items()}
+    assert committed == {"free": False, "bound": True, "key": False, "weak": False}
+    assert restored["weak"].weak_type
+
+
+@pytest.mark.parametrize("verify", ["full", "manifest"])
+def test_empty_parts_of_a_tree_may_come_and_go(verify: Any, run_directory: pathlib.Path) -> None:
+    """They hold nothing that could be lost: an optimiser's stateless stage, a None."""
+    with Checkpoints(run_directory, a_pipeline(), 1, 9) as checkpoints:
+        run = checkpoints.resume({"opt": (jnp.ones(3), ())})
+        next(run.batches)
+        checkpoints.save(run.batches, {"opt": (jnp.ones(3), ())})
+    with Checkpoints(run_directory, a_pipeline(), 1, 9) as checkpoints:
+        template = {"opt": (jnp.zeros(3),), "none": None}
+        run = checkpoints.resume(template, verify=verify)
+    assert run.position.step == 1
+    assert jax.tree.structure(run.train_state) == jax.tree.structure(template)
+    assert run.train_state["opt"][0].tolist() == [1, 1, 1]
