@@ -8,6 +8,7 @@ say *which* records differ. There are at most 2,048 of them, so a fingerprint ha
 any number of records, and for up to 2,048 records a mark is one record.
 """
 
+import bisect
 import dataclasses
 import hashlib
 import json
@@ -27,6 +28,8 @@ ID_COLUMN: Final = "id"
 _MARK_HEX: Final = 12  # 48 bits: a mark only places a difference that whole digests have shown
 _READ_BYTES: Final = 1 << 24
 _UNIQUE_UP_TO: Final = 1 << 22
+_COMPARED_UP_TO: Final = 1 << 17
+_NAMED: Final = 8
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -59,6 +62,23 @@ class _Readable(HasIds, Protocol):
     @property
     def fields(self) -> Mapping[str, _Field]: ...
     def read(self, rows: npt.NDArray[np.int64]) -> Mapping[str, npt.NDArray[Any]]: ...
+
+
+class _Stretch:
+    """Some of the records of a source, from a row to another, as a source."""
+
+    def __init__(self, source: _Readable, start: int, stop: int) -> None:
+        self._source, self._start, self._len = source, start, stop - start
+        self.fields = source.fields
+
+    def __len__(self) -> int:
+        return self._len
+
+    def ids(self, rows: npt.NDArray[np.int64], /) -> npt.NDArray[Any]:
+        return self._source.ids(rows + self._start)
+
+    def read(self, rows: npt.NDArray[np.int64]) -> Mapping[str, npt.NDArray[Any]]:
+        return self._source.read(rows + self._start)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,18 +209,19 @@ class Fingerprint:
 
         Returns:
           One `Difference` for the number of records, the IDs and each field that differs; empty if
-          and only if the digests are equal. Names begin with ``dataset.``.
+          and only if the digests are equal. Names begin with ``dataset.``. Where a mark is one record,
+          the remark tells apart records that were edited, moved, removed, inserted and appended.
         """
         if self.digest == other.digest:
             return []
         found = []
-        changed = self._changed_chunks(other, source)
+        marks = self._marks_of(other, source)
+        changed = self._changed_chunks(marks, other)
         if self.num_records != other.num_records:
             counts = str(self.num_records), str(other.num_records)
-            found.append(Difference("dataset.num_records", *counts, self._grown(other, changed)))
-        where = self._where(changed, other, source)
-        if sum(self.columns.get(name) != column for name, column in other.columns.items()) > 1:
-            where += " in some field" if where else ""
+            grown = self._grown(other, changed, source)
+            found.append(Difference("dataset.num_records", *counts, grown))
+        where = self._where(changed, marks, other, source)
         for name in sorted({*self.columns, *other.columns}, key=lambda name: (name != "id", name)):
             before, after = self.columns.get(name), other.columns.get(name)
             label = f"dataset.{name}"
@@ -212,58 +233,153 @@ class Fingerprint:
                 found.append(Difference(label, _brief(before), _brief(after), where))
         return found
 
-    def _changed_chunks(self, other: "Fingerprint", source: _Readable | None) -> list[int] | None:
-        """Chunks of this fingerprint whose records differ in the other; ``None`` if nothing tells."""
+    def _marks_of(self, other: "Fingerprint", source: _Readable | None) -> list[str] | None:
+        """The other's marks, of as many records each as this fingerprint's; ``None`` if nothing tells."""
         if not self.marks or not other.marks:
             return None
-        if self.chunk_records != other.chunk_records:
-            if source is None:
-                return None
-            other = fingerprint(source, chunk_records=self.chunk_records)
-        pairs = list(zip(_chunks(self), _chunks(other), strict=False))
+        if self.chunk_records == other.chunk_records:
+            return _chunks(other)
+        if source is None:
+            return None
+        if other.num_records > self.chunk_records * _COMPARED_UP_TO:
+            source = _Stretch(source, 0, min(self.num_records, other.num_records))
+        return _chunks(fingerprint(source, chunk_records=self.chunk_records))
+
+    def _changed_chunks(self, marks: list[str] | None, other: "Fingerprint") -> list[int] | None:
+        """Chunks of this fingerprint whose records differ in the other; ``None`` if nothing tells."""
+        if marks is None:
+            return None
+        pairs = list(zip(_chunks(self), marks, strict=False))
         whole = min(self.num_records, other.num_records) // self.chunk_records
         if self.num_records != other.num_records:
             pairs = pairs[:whole]  # the chunk in which the shorter one ends differs in any case
         return [i for i, (before, after) in enumerate(pairs) if before != after]
 
-    def _grown(self, other: "Fingerprint", changed: list[int] | None) -> str:
+    def _grown(
+        self, other: "Fingerprint", changed: list[int] | None, source: _Readable | None
+    ) -> str:
         """Whether the records of both are the same, and one has more of them."""
         both = min(self.num_records, other.num_records)
         same = both // self.chunk_records * self.chunk_records
-        if changed != [] or same == 0:
+        if changed != []:
             return ""
+        if same < both == self.num_records and source is not None:
+            # The last chunk of this fingerprint is not full; in the other, more records are in it.
+            rest = fingerprint(_Stretch(source, same, both), chunk_records=self.chunk_records)
+            if rest.marks != _chunks(self)[-1]:
+                return f"the first {same} records are the same" if same else ""
+            same = both
         if same < both:
-            return f"the first {same} records are the same"
+            return f"the first {same} records are the same" if same else ""
         more = abs(self.num_records - other.num_records)
-        what = "more follow" if other.num_records > self.num_records else "are gone from the end"
-        return f"the first {same} records are the same, and {more} {what}"
+        end = "appended" if other.num_records > self.num_records else "removed from the end"
+        verb = "was" if more == 1 else "were"
+        return f"the first {same} records are the same, and {more} {verb} {end}"
 
     def _where(
-        self, chunks: list[int] | None, other: "Fingerprint", source: _Readable | None
+        self,
+        chunks: list[int] | None,
+        marks: list[str] | None,
+        other: "Fingerprint",
+        source: _Readable | None,
     ) -> str:
         """Which records differ, as far as the marks tell."""
-        if not chunks:
+        if not chunks or marks is None:
             return ""
-        total = min(self.num_records, other.num_records)
+        several = sum(self.columns.get(name) != c for name, c in other.columns.items()) > 1
+        in_field = " in some field" if several else ""
         if self.chunk_records > 1:
-            spans = ", ".join(
-                f"{i * self.chunk_records}-{min((i + 1) * self.chunk_records, total) - 1}"
-                for i in chunks[:4]
-            )
-            more = f" and {len(chunks) - 4} more" if len(chunks) > 4 else ""
-            count = -(-self.num_records // self.chunk_records)
-            return f"in {len(chunks)} of {count} chunks: rows {spans}{more}"
-        rows = chunks[:8]
-        names = rows if source is None else source.ids(np.array(rows, np.int64)).tolist()
-        word = "row" if source is None else "id"
-        listed = ", ".join(map(str, names)) + (", ..." if len(chunks) > len(rows) else "")
-        verb = "record differs" if len(chunks) == 1 else "records differ"
-        counted = (
-            f"{len(chunks)} of {total} {verb}"
-            if len(chunks) > 1
-            else f"1 of {total} records differs"
+            return self._where_chunks(chunks, other) + in_field
+        total = min(self.num_records, other.num_records)
+        verb = "differs" if len(chunks) == 1 else "differ"
+        text = f"{len(chunks)} of {total} records {verb}: {_named(chunks, source)}"
+        if len(marks) != other.num_records:
+            return text + in_field
+        changes = _told_apart(_chunks(self), marks)
+        kinds = {kind for kind, rows in changes.items() if rows}
+        if kinds <= {"edited"}:
+            return text + in_field
+        if kinds == {"moved"}:
+            return text + "; they are the same records in another order"
+        if self.columns["id"] != other.columns["id"]:
+            # Only the old ID could tell whether it is still the same record.
+            changes["edited or replaced"] = changes.pop("edited")
+        return "; ".join(
+            f"{len(rows)} {kind}: {_named(rows, None if kind == 'removed' else source)}"
+            for kind, rows in sorted(changes.items())
+            if rows
         )
-        return f"{counted}: {word} {listed}"
+
+    def _where_chunks(self, chunks: list[int], other: "Fingerprint") -> str:
+        total = min(self.num_records, other.num_records)
+        spans = ", ".join(
+            f"{i * self.chunk_records}-{min((i + 1) * self.chunk_records, total) - 1}"
+            for i in chunks[:4]
+        )
+        more = f" and {len(chunks) - 4} more" if len(chunks) > 4 else ""
+        count = -(-self.num_records // self.chunk_records)
+        return f"in {len(chunks)} of {count} chunks: rows {spans}{more}"
+
+
+def _named(rows: list[int], source: _Readable | None) -> str:
+    """The first few of some records, by ID where there is a source to tell it."""
+    few = rows[:_NAMED]
+    names = few if source is None else source.ids(np.array(few, np.int64)).tolist()
+    listed = ", ".join(map(str, names)) + (", ..." if len(rows) > len(few) else "")
+    return ("row " if source is None else "id ") + listed
+
+
+def _told_apart(before: list[str], after: list[str]) -> dict[str, list[int]]:
+    """What became of the records between two lists of their marks, in n log n.
+
+    Args:
+      before: a mark for each record; no two records have the same.
+      after: the same, later.
+
+    Returns:
+      Rows that were ``"edited"``, ``"moved"``, ``"inserted"`` and ``"appended"``, as they are
+      numbered in ``after``, and ``"removed"``, as in ``before``. As few records as possible are moved;
+      a new mark counts as edited where an old one between the same two neighbours is gone.
+    """
+    was = {mark: row for row, mark in enumerate(before)}
+    common = [(was[mark], row) for row, mark in enumerate(after) if mark in was]
+    stayed = [common[i] for i in _longest_rising([row for row, _ in common])]
+    left, kept = {row for _, row in common}, {row for row, _ in common}
+    found: dict[str, list[int]] = {
+        kind: [] for kind in ("edited", "moved", "removed", "inserted", "appended")
+    }
+    found["moved"] = sorted(left - {row for _, row in stayed})
+    low, low_after = 0, 0
+    for high, high_after in [*stayed, (len(before), len(after))]:
+        gone = [row for row in range(low, high) if row not in kept]
+        new = [row for row in range(low_after, high_after) if row not in left]
+        pairs = min(len(gone), len(new))
+        found["edited"] += new[:pairs]
+        found["removed"] += gone[pairs:]
+        found["inserted" if high < len(before) else "appended"] += new[pairs:]
+        low, low_after = high + 1, high_after + 1
+    return found
+
+
+def _longest_rising(values: list[int]) -> list[int]:
+    """Places of a longest strictly rising subsequence, in n log n.
+
+    The algorithm of Fredman, "On computing the length of longest increasing subsequences", 1975.
+    """
+    ends: list[int] = []  # ends[k]: the smallest value that k + 1 rising ones end in, so far
+    places: list[int] = []
+    previous: list[int] = []
+    for place, value in enumerate(values):
+        length = bisect.bisect_left(ends, value)
+        previous.append(places[length - 1] if length else -1)
+        ends[length : length + 1] = [value]
+        places[length : length + 1] = [place]
+    found = []
+    place = places[-1] if places else -1
+    while place >= 0:
+        found.append(place)
+        place = previous[place]
+    return found[::-1]
 
 
 def dataset_digest(*arrays: npt.ArrayLike) -> str:

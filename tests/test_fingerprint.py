@@ -565,11 +565,12 @@ def test_another_number_of_records_is_named_and_the_common_ones_are_compared(
 @pytest.mark.parametrize(
     ("before", "after", "note"),
     [
-        (11, 13, "the first 11 records are the same, and 2 more follow"),
-        (13, 11, "the first 11 records are the same, and 2 are gone from the end"),
-        (5000, 5003, "the first 5000 records are the same, and 3 more follow"),
-        (5001, 5003, "the first 5000 records are the same"),
-        (2048, 2049, "the first 2048 records are the same, and 1 more follow"),
+        (11, 13, "the first 11 records are the same, and 2 were appended"),
+        (13, 11, "the first 11 records are the same, and 2 were removed from the end"),
+        (5000, 5003, "the first 5000 records are the same, and 3 were appended"),
+        (5001, 5003, "the first 5001 records are the same, and 2 were appended"),
+        (5003, 5001, "the first 5000 records are the same"),
+        (2048, 2049, "the first 2048 records are the same, and 1 was appended"),
     ],
 )
 def test_records_added_at_the_end_or_gone_from_it_are_told_from_edited_ones(
@@ -582,6 +583,92 @@ def test_records_added_at_the_end_or_gone_from_it_are_told_from_edited_ones(
     edited[3] = -1
     found = differences(ArraySource({"x": x[:before]}), ArraySource({"x": edited[:after]}))
     assert found["dataset.num_records"][2] == ""
+
+
+def picked(rows: list[int], edited: tuple[int, ...] = (), total: int = 12) -> ArraySource:
+    """Some of the records, in some order; a record's ID is 100 plus its number."""
+    x = np.arange(total)
+    x[list(edited)] += 50
+    return ArraySource({"x": x[rows]}, np.arange(100, 100 + total)[rows])
+
+
+WHOLE: Final = list(range(8))
+
+
+@pytest.mark.parametrize(
+    ("after", "note"),
+    [
+        (picked([0, 1, 2, 5, 6, 7]), "2 removed: row 3, 4"),
+        (picked([0, 1, 2, 9, 3, 4, 5, 6, 7]), "1 inserted: id 109"),
+        (picked([9, *WHOLE]), "1 inserted: id 109"),
+        (picked(WHOLE[1:]), "1 removed: row 0"),
+        (picked([*WHOLE, 8, 9], (3,)), "2 appended: id 108, 109; 1 edited or replaced: id 103"),
+        (picked(WHOLE[:6], (3,)), "1 edited or replaced: id 103; 2 removed: row 6, 7"),
+        (picked([0, 2, 3, 1, 4, 5, 6, 7]), "3 of 8 records differ: id 102, 103, 101; {same}"),
+        (picked([7, 1, 2, 3, 4, 5, 6, 0]), "2 of 8 records differ: id 107, 100; {same}"),
+        (
+            picked([7, 1, 2, 3, 4, 5, 6, 0], (4,)),
+            "1 edited or replaced: id 104; 2 moved: id 107, 100",
+        ),
+        (picked([1, 2, 3, 4, 5, 6, 7, 0, 8]), "1 appended: id 108; 1 moved: id 100"),
+        (picked([0, 1, 9, 3, 4, 5, 6, 7]), "1 of 8 records differs: id 109 in some field"),
+        (picked(WHOLE, (3, 4)), "2 of 8 records differ: id 103, 104"),
+    ],
+)
+def test_edited_moved_removed_inserted_and_appended_records_are_told_apart(
+    after: ArraySource, note: str
+) -> None:
+    found = differences(picked(WHOLE), after)
+    note = note.format(same="they are the same records in another order")
+    assert {found[name][2] for name in found if name != "dataset.num_records"} == {note}
+    assert found.get("dataset.num_records", ("", "", ""))[2] == ""
+
+
+def test_without_a_source_rows_are_told_apart() -> None:
+    found = differences(picked(WHOLE), picked([9, *WHOLE[:4], *WHOLE[5:]]), with_source=False)
+    assert found["dataset.x"][2] == "1 inserted: row 0; 1 removed: row 4"
+
+
+@given(st.lists(st.integers(0, 9), unique=True), st.lists(st.integers(0, 13), unique=True))
+def test_every_record_that_is_gone_or_new_is_counted_once_and_as_few_as_possible_moved(
+    before: list[int], after: list[int]
+) -> None:
+    found = module._told_apart([f"{mark:x}" for mark in before], [f"{mark:x}" for mark in after])
+    gone = [row for row, mark in enumerate(before) if mark not in after]
+    new = [row for row, mark in enumerate(after) if mark not in before]
+    arrived = found["edited"] + found["inserted"] + found["appended"]
+    assert sorted(arrived) == new
+    assert len(found["edited"]) + len(found["removed"]) == len(gone)
+    assert set(found["removed"]) <= set(gone)
+    common = [mark for mark in after if mark in before]
+    longest = [1] * len(common)
+    for i, j in itertools.combinations(range(len(common)), 2):
+        if before.index(common[i]) < before.index(common[j]):
+            longest[j] = max(longest[j], longest[i] + 1)
+    assert len(found["moved"]) == len(common) - max(longest, default=0)
+    assert {after[row] for row in found["moved"]} <= set(common)
+    last = max((after.index(mark) for mark in common), default=-1)
+    assert all(row > last for row in found["appended"]) or found["moved"]
+
+
+def test_a_source_that_grew_vastly_is_compared_as_far_as_the_old_one_went() -> None:
+    read = []
+
+    class Grown(Virtual):
+        def ids(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+            read.append(int(rows.max()))
+            return rows
+
+        def read(self, rows: npt.NDArray[np.int64]) -> Arrays:
+            return {"x": np.zeros((len(rows), 2), np.float32)}
+
+    before, grown = identify(Grown(100)), Grown()
+    columns = {**before.columns, "x": ColumnDigest("float32", (2,), "sha256:0")}
+    now = Fingerprint(10**12, columns, 1 << 29, "0" * 12)
+    (first, *_) = before.diff(now, grown)
+    more = 10**12 - 100
+    assert first.note == f"the first 100 records are the same, and {more} were appended"
+    assert max(read) == 99
 
 
 def test_records_are_not_blamed_on_one_field_where_several_differ() -> None:
