@@ -235,8 +235,8 @@ class Fingerprint:
 
     def _marks_of(self, other: "Fingerprint", source: _Readable | None) -> list[str] | None:
         """The other's marks, of as many records each as this fingerprint's; ``None`` if nothing tells."""
-        if not self.marks or not other.marks:
-            return None
+        if not self.marks or not other.marks or _kinds(self) != _kinds(other):
+            return None  # a mark is of all fields: with another field, every one of them differs
         if self.chunk_records == other.chunk_records:
             return _chunks(other)
         if source is None:
@@ -603,6 +603,10 @@ def _brief(column: ColumnDigest | None) -> str:
 
 def _kind(column: ColumnDigest) -> str:
     return f"{column.dtype}{list(column.shape)}"
+
+
+def _kinds(of: Fingerprint) -> dict[str, str]:
+    return {name: _kind(column) for name, column in of.columns.items()}
 
 
 def _count(value: Any) -> int:

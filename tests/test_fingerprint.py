@@ -624,6 +624,12 @@ def test_edited_moved_removed_inserted_and_appended_records_are_told_apart(
     assert found.get("dataset.num_records", ("", "", ""))[2] == ""
 
 
+def test_records_are_not_blamed_for_a_field_that_came_or_went() -> None:
+    x = np.arange(3)
+    before, after = ArraySource({"x": x, "y": x}), ArraySource({"x": x[::-1], "z": x})
+    assert {note for _, _, note in differences(before, after).values()} == {""}
+
+
 def test_without_a_source_rows_are_told_apart() -> None:
     found = differences(picked(WHOLE), picked([9, *WHOLE[:4], *WHOLE[5:]]), with_source=False)
     assert found["dataset.x"][2] == "1 inserted: row 0; 1 removed: row 4"

@@ -1,0 +1,221 @@
+"""The fingerprint's command line: what it prints, saves and compares, and every refusal."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+import loader
+from scripts import fingerprint as script
+from scripts import train
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+X: Final = np.arange(20.0).reshape(10, 2)
+IDS: Final = np.arange(100, 110)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Each test has a folder of its own as the current one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+def call(*arguments: str, code: int = 0) -> str:
+    done = CliRunner().invoke(script.app, arguments)
+    assert done.exit_code == code, done.output
+    return done.stdout if code != 2 else done.stderr
+
+
+def save_folder(name: str, **arrays: Any) -> None:
+    Path(name).mkdir()
+    for field, array in arrays.items():
+        np.save(f"{name}/{field}.npy", array)
+
+
+def digest(**arrays: Any) -> str:
+    ids = arrays.pop("id", None)
+    return loader.ArraySource(arrays, ids).fingerprint().digest
+
+
+def test_a_file_and_a_folder_of_the_same_arrays_have_the_fingerprint_of_the_source() -> None:
+    names = np.array([f"r{i}" for i in range(10)])
+    every: list[dict[str, Any]] = [{"x": X}, {"x": X, "id": IDS}, {"x": X, "y": X, "id": names}]
+    for number, arrays in enumerate(every):
+        np.savez(f"{number}.npz", **arrays)
+        save_folder(str(number), **arrays)
+        printed = call("print", f"{number}.npz")
+        assert printed == call("print", str(number))
+        assert printed.splitlines()[0] == f"{digest(**arrays)} 10 records"
+        assert [line.split()[0] for line in printed.splitlines()[1:]] == sorted({"id", *arrays})
+
+
+def test_the_digits_are_those_of_the_training_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = call("print", "--digits")
+    assert printed.startswith(f"{train.digits().fingerprint().digest} 1,797 records\n")
+    monkeypatch.chdir(ROOT)
+    assert call("print", "--source", "scripts.train:digits") == printed
+
+
+def test_what_is_saved_is_the_fingerprint_and_compares_as_the_same() -> None:
+    np.savez("a.npz", x=X, id=IDS)
+    found = loader.ArraySource({"x": X}, IDS).fingerprint()
+    assert call("save", "a.json", "a.npz") == f"a.json: {found.digest}\n"
+    assert loader.Fingerprint.from_dict(json.loads(Path("a.json").read_text())) == found
+    assert call("compare", "a.json", "a.npz") == f"same: {found.digest}\n"
+    assert sorted(path.name for path in Path().iterdir()) == ["a.json", "a.npz"]
+
+
+def test_each_difference_is_a_line_with_both_values() -> None:
+    np.savez("a.npz", x=X, y=X, gone=IDS, id=IDS)
+    edited = X.copy()
+    edited[3] = 0
+    np.savez("b.npz", x=edited, y=X.astype("f4"), new=IDS, id=IDS)
+    call("save", "a.json", "a.npz")
+    first, *lines = call("compare", "a.json", "b.npz", code=1).splitlines()
+    assert first == "different from a.json:"
+    told = {line.split()[0]: line for line in lines}
+    assert list(told) == ["dataset.gone", "dataset.new", "dataset.x", "dataset.y"]
+    assert "now absent" in told["dataset.gone"]
+    assert "before absent" in told["dataset.new"]
+    assert "float64[2]" in told["dataset.y"]
+    assert "float32[2]" in told["dataset.y"]
+    np.savez("c.npz", x=edited, y=X, gone=IDS, id=IDS)
+    (line,) = call("compare", "a.json", "c.npz", code=1).splitlines()[1:]
+    assert line.split()[0] == "dataset.x"
+    assert line.endswith("(1 of 10 records differs: id 103)")
+
+
+@pytest.mark.parametrize("total", [10, 5001])
+def test_appended_records_with_the_old_ones_unchanged_are_named_as_such(total: int) -> None:
+    x = np.arange(total + 3)
+    np.savez("a.npz", x=x[:total])
+    np.savez("b.npz", x=x)
+    call("save", "a.json", "a.npz")
+    printed = call("compare", "a.json", "b.npz", code=1)
+    assert f"the first {total} records are the same, and 3 were appended" in printed
+
+
+def test_a_folder_is_read_from_disk_as_it_is_needed() -> None:
+    save_folder("a", x=X)
+    source = script.opened(Path("a"), None, digits=False)
+    assert isinstance(script.folder_arrays(Path("a"))["x"], np.memmap)
+    assert len(source) == 10
+
+
+SOURCE: Final = """
+import numpy as np
+import loader
+def good(): return loader.ArraySource({"x": np.arange(3)})
+def bad(): return 3
+def fails(): raise RuntimeError("no disk")
+value = 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name one source"),
+        (["a.npz", "--digits"], "name one source"),
+        (["gone.npz"], "gone.npz: No such file"),
+        (["empty"], "empty holds no .npy file"),
+        (["ids"], "ids holds no array of a field"),
+        (["single.npy"], "it is no archive of named arrays"),
+        (["objects.npz"], "is no .npz file that can be read"),
+        (["objects"], "cannot be read"),
+        (["text.npz"], "is no .npz file that can be read"),
+        (["cut.npz"], "is no .npz file that can be read"),
+        (["uneven.npz"], "the lengths differ"),
+        (["twice.npz"], "belongs to rows"),
+        (["--source", "mine"], "takes MODULE:FUNCTION"),
+        (["--source", "mine:f()"], "takes MODULE:FUNCTION"),
+        (["--source", "mine:__import__('os')"], "takes MODULE:FUNCTION"),
+        (["--source", "not_there:f"], "ModuleNotFoundError"),
+        (["--source", "mine:gone"], "AttributeError"),
+        (["--source", "mine:fails"], "RuntimeError: no disk"),
+        (["--source", "mine:value"], "not callable"),
+        (["--source", "mine:bad"], "returns a int, which is no loader.RecordSource"),
+    ],
+)
+def test_what_cannot_be_opened_is_refused_with_a_reason(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    Path("mine.py").write_text(SOURCE)
+    np.savez("a.npz", x=X)
+    Path("empty").mkdir()
+    save_folder("ids", id=IDS)
+    np.save("single.npy", X)
+    np.savez("objects.npz", x=np.array([{}, 2], object))
+    save_folder("objects", x=np.array([{}, 2], object))
+    Path("text.npz").write_text("hello")
+    Path("cut.npz").write_bytes(Path("a.npz").read_bytes()[:-30])
+    np.savez("uneven.npz", x=X, y=X[1:])
+    np.savez("twice.npz", x=X, id=IDS // 2)
+    before = sorted(Path().iterdir())
+    assert message in " ".join(call("save", "out.json", *arguments, code=2).split())
+    assert message in " ".join(call("print", *arguments, code=2).split())
+    assert [path for path in sorted(Path().iterdir()) if path.name != "__pycache__"] == before
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    assert "3 records" in call("print", "--source", "mine:good")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "No such file"),
+        (b"", "is no saved fingerprint"),
+        (b"[]", "is no saved fingerprint"),
+        (b"{}", "is no saved fingerprint"),
+        (b"\xff", "is no saved fingerprint"),
+        (b"[" * 100_000, "is no saved fingerprint"),
+        (b" " * (script.MAX_JSON_BYTES + 1), "is larger than"),
+    ],
+    ids=["absent", "empty", "list", "object", "no text", "deep", "large"],
+)
+def test_a_file_that_is_no_fingerprint_is_refused(content: bytes | None, message: str) -> None:
+    np.savez("a.npz", x=X)
+    if content is not None:
+        Path("a.json").write_bytes(content)
+    assert message in call("compare", "a.json", "a.npz", code=2)
+
+
+def test_a_file_that_cannot_be_written_is_named_and_nothing_stays() -> None:
+    np.savez("a.npz", x=X)
+    Path("folder.json").mkdir()
+    assert "folder.json" in call("save", "folder.json", "a.npz", code=2)
+    assert "gone" in call("save", "gone/a.json", "a.npz", code=2)
+    assert sorted(path.name for path in Path().iterdir()) == ["a.npz", "folder.json"]
+
+
+@pytest.mark.parametrize(("after_seconds", "shown"), [(-1.0, True), (1e9, False)])
+def test_a_bar_comes_on_a_terminal_for_long_work_only(
+    after_seconds: float, shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "BAR_AFTER_SECONDS", after_seconds)
+    source = loader.ArraySource({"x": X})
+    for terminal in (True, False):
+        notes = Console(stderr=True, force_terminal=terminal, record=True, width=80)
+        with Path(os.devnull).open("w") as nowhere:
+            notes.file = nowhere
+            monkeypatch.setattr(script, "notes", notes)
+            assert script.digested(source) == source.fingerprint()
+            text = notes.export_text()
+        assert ("reading" in text) == (shown and terminal)
+
+
+def test_it_runs_as_a_program() -> None:
+    np.savez("a.npz", x=X)
+    command = [sys.executable, str(ROOT / "scripts" / "fingerprint.py")]
+    done = subprocess.run([*command, "print", "a.npz"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(digest(x=X))
