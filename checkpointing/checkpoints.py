@@ -39,6 +39,7 @@ from checkpointing.manifest import (
     json_value,
     next_ids,
     package_versions,
+    transform_identity,
 )
 from checkpointing.signals import StopRequest, stop_requests
 from checkpointing.step_log import step_log_of_environment
@@ -107,6 +108,9 @@ class Checkpoints:
         self._save_every = _at_least_one("save_every", save_every)
         self._keep = _at_least_one("keep", keep)
         self._run_config = json_value(dict(run_config or {}), "run_config")
+        transform_identity(
+            pipeline.transform
+        )  # a transform that cannot be identified is an error here
         self._pipeline = pipeline
         self._shown = os.fspath(directory)
         self._directory = RunDirectory(directory)
@@ -256,20 +260,29 @@ class Checkpoints:
                 "iterator was moved back. Go on from an older step in a directory of its own"
             )
         error = self._writer.wait()
-        self._make_way(step)
-        manifest = Manifest(
-            step,
+        try:
+            self._make_way(step)
+            self._writer.begin(
+                self._manifest(resumed, position, leaves), to_stored(train_state), self._damaged
+            )
+        except Exception as now:
+            if error is not None:
+                now.add_note(f"Before it: {error}")
+            raise
+        if error is not None:
+            raise error
+
+    def _manifest(
+        self, resumed: "_Resumed", position: Position, leaves: tuple[Leaf, ...]
+    ) -> Manifest:
+        return Manifest(
+            position.step,
             position,
             dataclasses.replace(resumed.identity, train_state=leaves),
             next_ids(self._pipeline, position),
             resumed.history,
             package_versions(),
         )
-        try:
-            self._writer.begin(manifest, to_stored(train_state), self._damaged)
-        finally:
-            if error is not None:
-                raise error
 
     @contextlib.contextmanager
     def stop_on_signals(
@@ -278,8 +291,8 @@ class Checkpoints:
         """A context in which a signal ends the run at the next `save`, with that step saved.
 
         The `save` after the signal saves its step whatever ``save_every`` says, waits for the
-        commit, and raises `SystemExit` with 128 plus the signal's number (143 for SIGTERM). A second
-        signal acts as it would have without the context.
+        commit, and raises `SystemExit` with 128 plus the signal's number (143 for SIGTERM); so does the
+        end of the context, where no `save` came. A second signal acts as it would have without it.
 
         Args:
           signals: which ones.
@@ -287,8 +300,13 @@ class Checkpoints:
         Raises:
           ValueError: not called from the main thread.
         """
-        with stop_requests(signals) as self._stop:
-            yield
+        try:
+            with stop_requests(signals) as self._stop:
+                yield
+            if self._stop.signal is not None:
+                raise SystemExit(self._stop.exit_code)
+        finally:
+            self._stop = StopRequest()
 
     def wait(self) -> None:
         """Waits until the save in the background is committed.
@@ -331,8 +349,6 @@ class Checkpoints:
             if any(difference.name == name for difference in differences)
         }
         differences = [one for one in differences if one.name not in changes]
-        if "skip" in changes:
-            self._check_ahead(found)
         if not differences:
             try:
                 before = config_with(self._pipeline, found.identity.config)
@@ -342,19 +358,37 @@ class Checkpoints:
             differences = _diff_next_ids(found, next_ids(before, found.position))
         if differences:
             raise CheckpointMismatchError(f"{self._shown} step {found.step}", differences)
+        self._check_skip(found.position, before.config.skip)
+        self._tell_of_drops(found.position, before)
         return changes
 
-    def _check_ahead(self, found: Manifest) -> None:
-        """Raises if batches were added to ``skip``, or taken from it, that the run has passed already."""
-        before, now = found.identity.config["skip"], self._pipeline.config.skip
-        changed = {tuple(pair) for pair in before} ^ set(now)
-        cursor = self._pipeline.grid.number(found.position)
-        behind = sorted(pair for pair in changed if pair[0] < cursor)
-        if behind:
+    def _check_skip(self, position: Position, before: Sequence[tuple[int, int]]) -> None:
+        """Raises if batches that the run has passed already are newly skipped, or no longer."""
+        cursor = self._pipeline.grid.number(position)
+        old, new = (
+            [(first, min(end, cursor)) for first, end in ranges if first < cursor]
+            for ranges in (before, self._pipeline.config.skip)
+        )
+        if old != new:
             raise ValueError(
-                f"skip changes at {behind}, and {self._shown} step {found.step} is at batch {cursor}: "
-                "what has been trained on cannot be left out any more. Change skip ahead of it only, "
-                "or go back to an older checkpoint, in a copy of the directory that ends there"
+                f"{self._shown} step {position.step} is at batch {cursor}, and skip changes before it, "
+                f"from {old} to {new}: what has been trained on cannot be left out any more. Change "
+                "skip ahead of it only, or go back to an older checkpoint, in a directory of its own"
+            )
+
+    def _tell_of_drops(self, position: Position, before: Pipeline) -> None:
+        """Logs how many records a new batch size leaves out of this epoch that the old one delivers."""
+        now = self._pipeline
+        offset = before.grid.normal(position).offset
+        old, new = (one.grid.steps_after(offset) * one.config.batch_size for one in (before, now))
+        if now.config.final_batch == "drop" and new < old:
+            _log.warning(
+                '%s: final_batch="drop" leaves out %d more records of this epoch with batches of %d '
+                "than with batches of %d",
+                self._shown,
+                old - new,
+                now.config.batch_size,
+                before.config.batch_size,
             )
 
     def _restore(self, found: Manifest, train_state: TrainState, verify: Verify) -> TrainState:
@@ -480,7 +514,9 @@ class _Writer:
             async_options=ocp.options.AsyncOptions(create_directories_asynchronously=False),
         )
         _open_writers.add(self)
-        self._thread: threading.Thread | None = None
+        # An event, since Thread.join takes a thread for ended when Ctrl-C interrupts it.
+        self._idle = threading.Event()
+        self._idle.set()
         self._error: Exception | None = None
         #: The step last saved or resumed from; None where that save has failed.
         self.last_step: int | None = None
@@ -490,6 +526,7 @@ class _Writer:
         position = dataclasses.asdict(manifest.position)
         self._handler.manifest = manifest
         try:
+            self._directory.check_is_there()
             self._orbax.save(
                 self._directory.step_path(manifest.step),
                 args=ocp.args.Composite(
@@ -504,31 +541,37 @@ class _Writer:
             self._settle()
             self._directory.clean_step(manifest.step)
             raise self._failed(manifest.step, error) from error
-        self._thread = threading.Thread(
-            target=self._finish, args=(manifest.step, frozenset(damaged)), name="regrain-save"
-        )
         self.last_step = manifest.step
-        self._thread.start()
+        self._idle.clear()
+        threading.Thread(
+            target=self._finish, args=(manifest.step, frozenset(damaged)), name="regrain-save"
+        ).start()
 
     def wait(self) -> Exception | None:
         """Waits for the save under way; returns the error that no call has told of yet, once."""
-        if self._thread is not None:
-            self._thread.join()
-        self._thread = None
+        self._idle.wait()
         error, self._error = self._error, None
         return error
 
     def raise_error(self) -> None:
         """Raises the error of a save that has failed since the last call, without waiting."""
-        if self._thread is not None and not self._thread.is_alive():
+        if self._idle.is_set():
             error = self.wait()
             if error is not None:
                 raise error
 
     def close(self) -> None:
+        """Frees what Orbax holds; the save under way is waited for, also after a Ctrl-C elsewhere."""
+        self._idle.wait()
         self._orbax.close()
 
     def _finish(self, step: int, damaged: Collection[int]) -> None:
+        try:
+            self._commit(step, damaged)
+        finally:
+            self._idle.set()
+
+    def _commit(self, step: int, damaged: Collection[int]) -> None:
         try:
             self._orbax.wait_until_finished()
             sync_committed(self._directory.step_path(step))

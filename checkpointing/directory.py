@@ -71,7 +71,8 @@ class RunDirectory:
             raise NotADirectoryError(
                 errno.ENOTDIR, "checkpoints need a directory, and this is a file", str(self.path)
             ) from error
-        self._release = weakref.finalize(self, os.close, descriptor)
+        self._descriptor = descriptor
+        self._release = weakref.finalize(self, _unlock, descriptor)
         _open_locks.add(self._release)
         try:
             self._clean()
@@ -83,6 +84,20 @@ class RunDirectory:
         """Lets others open the directory. Safe to call again."""
         self._release()
         _open_locks.discard(self._release)
+
+    def check_is_there(self) -> None:
+        """Raises FileNotFoundError if the directory was deleted or moved since it was opened."""
+        try:
+            same = os.path.samestat((self.path / _LOCK).stat(), os.fstat(self._descriptor))
+        except (FileNotFoundError, NotADirectoryError):
+            same = False
+        if not same:
+            raise FileNotFoundError(
+                errno.ENOENT,
+                "the directory of these checkpoints was deleted or moved while they were open; what is "
+                "saved now would be found by nobody",
+                str(self.path),
+            )
 
     def steps(self) -> list[int]:
         """Numbers of all steps in rising order: whatever has a number as its name, whole or not."""
@@ -188,13 +203,22 @@ class RunDirectory:
         shutil.rmtree(self.path / _TRASH, ignore_errors=True)
 
 
+def _unlock(descriptor: int) -> None:
+    # Closing alone does not unlock as long as a forked child has the file open too.
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
 _open_locks: Final[set[Any]] = set()
 
 
 def _close_locks_after_fork() -> None:
     """A forked child holds its parent's locks too, and would keep them when the parent dies."""
     for release in _open_locks:
-        release()
+        held = release.detach()
+        if held is not None:
+            os.close(held[2][0])  # to unlock it would take it from the parent
+    _open_locks.clear()
 
 
 if hasattr(os, "register_at_fork"):

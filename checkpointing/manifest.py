@@ -13,9 +13,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Self
 
+import numpy as np
+
 import loader
 from checkpointing.train_state import Leaf
-from loader import Difference, Fingerprint, Pipeline, PipelineConfig, Position
+from loader import Difference, Fingerprint, Pipeline, PipelineConfig, Position, dataset_digest
+from loader.fingerprint import read_ids
 
 FORMAT_VERSION: Final = 1
 MAX_MANIFEST_BYTES: Final = 16 << 20
@@ -55,8 +58,14 @@ class Identity:
         cls, pipeline: Pipeline, run_config: Mapping[str, Any], train_state: Iterable[Leaf]
     ) -> Self:
         """The identity of what is at hand now. Reads the data where the source must, to digest it."""
+        fingerprint = pipeline.fingerprint()
+        if not isinstance(fingerprint, Fingerprint):
+            raise TypeError(
+                f"the source's fingerprint() gave a {type(fingerprint).__name__}, not a "
+                "loader.Fingerprint; usually it is: return loader.fingerprint(self)"
+            )
         return cls(
-            pipeline.fingerprint(),
+            fingerprint,
             pipeline.config.to_dict(),
             loader.ORDER_VERSIONS[pipeline.config.shuffle],
             transform_identity(pipeline.transform),
@@ -203,7 +212,7 @@ def next_ids(pipeline: Pipeline, position: Position) -> tuple[int | str, ...]:
     while len(found) < NEXT_IDS and not pipeline.grid.is_end(position):
         # A batch can hold millions of records; only its first ones are looked up.
         rows = pipeline.rows_at(position, limit=NEXT_IDS - len(found))
-        for entry in pipeline.source.ids(rows).tolist():
+        for entry in read_ids(pipeline.source, rows).tolist():
             size += len(_canonical(entry))
             if size > _NEXT_IDS_BYTES:
                 return tuple(found)
@@ -216,19 +225,45 @@ def transform_identity(transform: Callable[..., Any] | None) -> dict[str, str] |
     """Name and version of a transform, as a manifest holds them.
 
     The name is that of the function, or of the class of a callable object; a `functools.partial`
-    adds its arguments. The version is the attribute ``version``, if there is one.
+    adds its arguments: arrays by their digest, functions by their name. The version is the attribute
+    ``version``, if there is one.
+
+    Raises:
+      TypeError: a partial's argument cannot be told from others of its kind.
     """
     if transform is None:
         return None
     version = str(getattr(transform, "version", ""))
     arguments = []
     while isinstance(transform, functools.partial):
-        arguments += [repr(value) for value in transform.args]
-        arguments += [f"{name}={value!r}" for name, value in sorted(transform.keywords.items())]
+        arguments += [_argument(value) for value in transform.args]
+        arguments += [
+            f"{name}={_argument(value)}" for name, value in sorted(transform.keywords.items())
+        ]
         version = version or str(getattr(transform.func, "version", ""))
         transform = transform.func
     name = getattr(transform, "__qualname__", type(transform).__qualname__)
     return {"name": name + (f"({', '.join(arguments)})" if arguments else ""), "version": version}
+
+
+def _argument(value: Any) -> str:
+    """A text that is the same for equal arguments in every process, and for no others."""
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return repr(value)
+    if isinstance(value, tuple | list):
+        return f"{type(value).__name__}({', '.join(map(_argument, value))})"
+    if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+        entries = (f"{name}: {_argument(value[name])}" for name in sorted(value))
+        return f"{{{', '.join(entries)}}}"
+    if hasattr(value, "__array__"):
+        array = np.asarray(value)
+        return f"{array.dtype}{list(array.shape)} sha256:{dataset_digest(array)[:12]}"
+    if callable(value) and hasattr(value, "__qualname__"):
+        return str(value.__qualname__)
+    raise TypeError(
+        f"the transform is a partial with the argument {value!r:.60} of type {type(value).__name__}, by "
+        "which it could not be recognised at a resume; use a function of its own, with a version"
+    )
 
 
 @functools.cache
@@ -250,7 +285,7 @@ def json_value(value: Any, where: str) -> Any:
       TypeError, ValueError: JSON cannot hold it, or would give back something else.
     """
     try:
-        text = json.dumps(value, allow_nan=False)
+        text = json.dumps(value, allow_nan=False, sort_keys=True)
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"{where} must be a value that JSON can hold: {error}") from error
     copy = _shallow(json.loads(text))
@@ -274,7 +309,11 @@ def _diff_mappings(
     prefix: str, before: Mapping[str, Any], now: Mapping[str, Any]
 ) -> Iterable[Difference]:
     for name in [*before, *(name for name in now if name not in before)]:
-        yield from _diff_values(prefix + name, before.get(name, _ABSENT), now.get(name, _ABSENT))
+        values = before.get(name, _ABSENT), now.get(name, _ABSENT)
+        if all(isinstance(value, Mapping) for value in values):
+            yield from _diff_mappings(f"{prefix}{name}.", *values)
+        else:
+            yield from _diff_values(prefix + name, *values)
 
 
 class _Absent:

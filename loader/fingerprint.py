@@ -13,6 +13,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import operator
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Protocol, Self
@@ -138,7 +139,7 @@ class Fingerprint:
         if not isinstance(revision, str) or not revision:
             raise ValueError(f"revision must be a name, not {revision!r}")
         specs = {ID_COLUMN: ("unread", ())} | {
-            name: (str(np.dtype(field.dtype)), tuple(field.shape))
+            name: (str(dtype_and_shape(field)[0]), dtype_and_shape(field)[1])
             for name, field in source.fields.items()
         }
         columns = {
@@ -146,6 +147,9 @@ class Fingerprint:
             for name, (dtype, shape) in specs.items()
         }
         return cls(len(source), columns, max(1, len(source)), "")
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values; at most 24 KiB and some 150 bytes a field. `from_dict` is the inverse."""
@@ -430,7 +434,7 @@ def fingerprint(source: _Readable, *, chunk_records: int | None = None) -> Finge
     chunk = default_chunk_records(total) if chunk_records is None else chunk_records
     if chunk < 1:
         raise ValueError(f"chunk_records must be at least 1, not {chunk}")
-    specs = {name: (np.dtype(f.dtype), tuple(f.shape)) for name, f in source.fields.items()}
+    specs = {name: dtype_and_shape(field) for name, field in source.fields.items()}
     names = [ID_COLUMN, *specs]
     columns = {name: hashlib.sha256() for name in names}
     leaves = {name: hashlib.sha256() for name in names}
@@ -468,6 +472,18 @@ def default_chunk_records(num_records: int) -> int:
     return 1 << max(0, (-(-num_records // MAX_CHUNKS) - 1).bit_length())
 
 
+def dtype_and_shape(field: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """A field's dtype and per-record shape, from whatever has both, from a pair of them, or a dtype.
+
+    Raises:
+      AttributeError, TypeError, ValueError: it is none of these.
+    """
+    if isinstance(field, np.dtype):
+        field = (field, ())
+    dtype, shape = field if isinstance(field, tuple) else (field.dtype, field.shape)
+    return np.dtype(dtype), tuple(operator.index(side) for side in shape)
+
+
 def read_ids(source: HasIds, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
     """A source's IDs of some rows: int64[k] or str[k].
 
@@ -475,6 +491,10 @@ def read_ids(source: HasIds, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
       ValueError: the source gives something else; names it.
     """
     ids = np.asarray(source.ids(rows))
+    if ids.dtype.kind in "iu" and ids.dtype.itemsize < 8:
+        ids = ids.astype(np.int64)
+    elif ids.dtype.kind == "O" and all(isinstance(name, str) for name in ids.flat):
+        ids = ids.astype(np.str_)
     if ids.shape != rows.shape or (ids.dtype.kind != "U" and ids.dtype != np.int64):
         raise ValueError(
             f"the source gave {ids.dtype}{list(ids.shape)} as the IDs of {len(rows)} rows; it must "

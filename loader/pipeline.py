@@ -26,6 +26,8 @@ Transform = Callable[[Batch], Mapping[str, Any]]
 OnBatch = Callable[[Position, Batch], None]
 
 _log: Final = logging.getLogger(__name__)
+#: Up to this many records, each excluded ID is looked for among those of the source.
+_CHECKED_FOR_EXCLUDED: Final = 1 << 20
 _TRIED_FOR_STRUCTURE: Final = 1024
 _STATE_KEYS: Final = ("epoch", "offset", "step")
 #: Reads in the caller's thread. For data in memory Grain's threads cost more than they bring.
@@ -93,7 +95,7 @@ class Pipeline:
             )
         if self.grid.num_steps == 0:
             raise ValueError(f"skip leaves out every batch of the stream: {config.skip}")
-        self._excluded = np.array(config.exclude) if config.exclude else None
+        self._excluded = _excluded(source, config)
         self._order = EpochOrder(len(source), config.seed, config.shuffle)
         self._specs = {name: (field.dtype, field.shape) for name, field in self.fields.items()}
 
@@ -431,6 +433,25 @@ class _Batches(grain.MapDataset[Batch]):
         if number > border:
             return self._first + number - border
         return max(0, min(self._first, number - grid.number(start)))
+
+
+def _excluded(source: RecordSource, config: PipelineConfig) -> npt.NDArray[Any] | None:
+    """The excluded IDs, if they can be IDs of the source: a wrong one would leave nobody out."""
+    if not config.exclude:
+        return None
+    excluded = np.array(config.exclude)
+    known = len(source) if len(source) <= _CHECKED_FOR_EXCLUDED else 1
+    ids = read_ids(source, np.arange(known, dtype=np.int64))
+    if ids.dtype.kind != excluded.dtype.kind:
+        raise TypeError(
+            f"exclude holds {config.exclude[0]!r}, and the source's IDs are like {ids[0].item()!r}"
+        )
+    absent = np.setdiff1d(excluded, ids) if known == len(source) else excluded[:0]
+    if absent.size:
+        raise ValueError(
+            f"exclude holds {absent[0].item()!r} ({absent.size} such IDs), which no record has"
+        )
+    return excluded
 
 
 def _transformed(transform: Transform, batch: Batch) -> Batch:

@@ -7,9 +7,11 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -929,8 +931,7 @@ def begin_failing(checkpoints: Checkpoints, fail_once: Callable[[], None]) -> An
     state = train_step(train_step(a_state(), a_pipeline()[0]), next(run.batches))
     fail_once()
     assert checkpoints.save(run.batches, state)
-    assert checkpoints._writer._thread is not None
-    checkpoints._writer._thread.join()
+    assert checkpoints._writer._idle.wait(60)
     return dataclasses.replace(run, train_state=state)
 
 
@@ -1096,7 +1097,7 @@ def test_further_errors_of_a_failed_save_do_not_fail_the_next(
 
     def wait(self: Any) -> None:
         real(self)
-        if errors and checkpoints._writer._thread is not None:
+        if errors and not checkpoints._writer._idle.is_set():
             raise errors.pop(0)
 
     monkeypatch.setattr(ocp.AsyncCheckpointer, "wait_until_finished", wait)
@@ -1613,3 +1614,70 @@ def test_empty_parts_of_a_tree_may_come_and_go(verify: Any, run_directory: pathl
     assert run.position.step == 1
     assert jax.tree.structure(run.train_state) == jax.tree.structure(template)
     assert run.train_state["opt"][0].tolist() == [1, 1, 1]
+
+
+def test_ctrl_c_while_waiting_lets_nobody_in_before_the_save_is_done(
+    run_directory: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    real = checkpointing.directory.sync_committed
+
+    def sync(path: pathlib.Path) -> None:
+        begun.set()
+        assert go_on.wait(60)
+        real(path)
+
+    monkeypatch.setattr(checkpointing.checkpoints, "sync_committed", sync)
+    checkpoints = Checkpoints(run_directory, a_pipeline(), 1, 9)
+    train(checkpoints, checkpoints.resume(a_state()), 1)
+    assert begun.wait(60)
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.wait()
+    timer.join()
+    threading.Timer(0.2, go_on.set).start()
+    checkpoints.close()
+    assert go_on.is_set()
+    assert bits(resume(run_directory).train_state) == uninterrupted("pad")[0][1]
+
+
+def test_a_directory_that_is_moved_away_is_an_error_of_the_next_save(
+    run_directory: pathlib.Path,
+) -> None:
+    with Checkpoints(run_directory, a_pipeline(), 1, 9) as checkpoints:
+        run = checkpoints.resume(a_state())
+        _, state = train(checkpoints, run, 1)
+        checkpoints.wait()
+        moved = run_directory.rename(run_directory.with_name("moved"))
+        state = train_step(state, next(run.batches))
+        with pytest.raises(RuntimeError, match="was deleted or moved while they were open"):
+            checkpoints.save(run.batches, state)
+    assert not run_directory.exists()
+    assert bits(resume(moved).train_state) == uninterrupted("pad")[0][1]
+
+
+def test_a_new_error_tells_of_the_one_before(
+    run_directory: pathlib.Path, fail_once: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Checkpoints(run_directory, a_pipeline(), 1, 9) as checkpoints:
+        run = begin_failing(checkpoints, fail_once)
+        state = train_step(run.train_state, next(run.batches))
+
+        def fail(*_: Any) -> None:
+            raise PlannedError("another")
+
+        monkeypatch.setattr(checkpointing.checkpoints, "next_ids", fail)
+        with pytest.raises(PlannedError, match="another") as caught:
+            checkpoints.save(run.batches, state)
+        assert "the save of step 2" in caught.value.__notes__[0]
+
+
+def test_each_nested_setting_of_the_run_is_named(run_directory: pathlib.Path) -> None:
+    model = {f"layer{i}": {"width": 256, "depth": i} for i in range(20)}
+    write(run_directory, a_pipeline(), 1, run_config={"model": {**model, "lr": 0.1}})
+    with pytest.raises(CheckpointMismatchError) as caught:
+        resume(run_directory, run_config={"model": {"lr": 0.2, **model}})
+    assert [(one.name, one.checkpoint, one.now) for one in caught.value.differences] == [
+        ("run_config.model.lr", "0.1", "0.2")
+    ]

@@ -508,3 +508,20 @@ def test_a_forked_child_that_outlives_the_writer_does_not_keep_the_lock(
             RunDirectory(tmp_path / "run").close()
         finally:
             os.killpg(writer.pid, signal.SIGKILL)
+
+
+def test_a_closed_directory_can_be_opened_though_a_child_was_forked(tmp_path: pathlib.Path) -> None:
+    program = """
+import os, sys
+from checkpointing.directory import RunDirectory
+for _ in range(20):
+    directory = RunDirectory(sys.argv[1])
+    if (child := os.fork()) == 0:
+        os._exit(0)
+    directory.close()
+    RunDirectory(sys.argv[1]).close()
+    os.waitpid(child, 0)
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "run")]
+    done = subprocess.run(command, check=False, timeout=120, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

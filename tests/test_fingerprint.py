@@ -726,7 +726,7 @@ class Broken:
 BROKEN: Final[list[tuple[str, Callable[[Any], Any], str]]] = [
     ("ids", lambda ids: ids[:-1], r"int64\[3\] as the IDs of 4 rows"),
     ("ids", lambda ids: ids[:, None], r"int64\[4, 1\] as the IDs of 4 rows"),
-    ("ids", lambda ids: ids.astype(np.int32), r"int32\[4\] as the IDs"),
+    ("ids", lambda ids: ids.astype(np.uint64), r"uint64\[4\] as the IDs"),
     ("ids", lambda ids: ids / 2, r"float64\[4\] as the IDs"),
     ("ids", lambda ids: ids.astype(object), r"object\[4\] as the IDs"),
     ("ids", lambda ids: ids.astype("S"), r"\|S\d+\[4\] as the IDs"),

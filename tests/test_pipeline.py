@@ -1106,7 +1106,7 @@ def test_source_may_read_more_than_its_fields() -> None:
 BAD_IDS: Final[list[tuple[Callable[[Any], Any], str]]] = [
     (lambda ids: ids[:-1], r"int64\[3\] as the IDs of 4 rows"),
     (lambda ids: ids[:, None], r"int64\[4, 1\] as the IDs of 4 rows"),
-    (lambda ids: ids.astype(np.int32), r"int32\[4\] as the IDs of 4 rows"),
+    (lambda ids: ids.astype(np.uint64), r"uint64\[4\] as the IDs of 4 rows"),
     (lambda ids: ids.astype(np.float64), r"float64\[4\] as the IDs of 4 rows"),
     (lambda ids: ids.astype(object), r"object\[4\] as the IDs of 4 rows"),
     (lambda _: None, r"object\[\] as the IDs of 4 rows"),
@@ -1349,3 +1349,22 @@ def test_any_run_of_calls_keeps_to_the_stream(calls: Sequence[tuple[str, bool]])
             iterator.set_state(state)
         assert iterator.get_state()["step"] == step
     iterator.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda ids: ids.astype(np.int32),
+        lambda ids: ids.tolist(),
+        lambda ids: [f"r{name}" for name in ids],
+        lambda ids: np.array([f"r{name}" for name in ids], object),
+    ],
+    ids=itertools.count(),
+)
+def test_ids_may_come_as_lists_and_as_smaller_integers(change: Callable[[Any], Any]) -> None:
+    p = Pipeline(of(Own(ids=change)), config())
+    for step in range(len(p)):
+        ids = p.ids(step)
+        assert ids.dtype == np.int64 or ids.dtype.kind == "U"
+        assert ids.tolist() == p[step]["id"].tolist()
+    assert p.fingerprint() == of(Own(ids=change)).fingerprint()

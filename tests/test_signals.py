@@ -88,3 +88,15 @@ def test_the_context_is_refused_outside_the_main_thread(tmp_path: pathlib.Path) 
         thread.start()
         thread.join()
     assert "main thread" in str(errors[0])
+
+
+def test_a_signal_after_the_last_save_still_ends_the_run(tmp_path: pathlib.Path) -> None:
+    source = loader.ArraySource({"x": np.arange(11.0)})
+    pipeline = loader.Pipeline(source, loader.PipelineConfig(4, 17, "pad"))
+    with checkpointing.Checkpoints(tmp_path, pipeline, save_every=1, keep=1) as checkpoints:
+        run = checkpoints.resume({"w": np.zeros(1)})
+        next(run.batches)
+        with pytest.raises(SystemExit) as caught, checkpoints.stop_on_signals():
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert caught.value.code == 143
+        assert checkpoints.save(run.batches, run.train_state)

@@ -196,9 +196,33 @@ def test_batches_ahead_may_be_skipped_at_a_resume_and_it_is_recorded(
 
 def test_batches_behind_cannot_be_skipped_any_more(tmp_path: pathlib.Path) -> None:
     run(tmp_path, a_pipeline(), 4)
-    with pytest.raises(ValueError, match=r"skip changes at \[\(3, 7\)\], .* is at batch 4"):
+    with pytest.raises(ValueError, match=r"is at batch 4, and skip changes before it, from"):
         run(tmp_path, a_pipeline(skip=[(3, 7)]), allow={"skip"})
     assert load(tmp_path)[0].step == 4
+
+
+def test_a_range_may_grow_at_its_end_while_the_run_is_before_or_in_it(
+    tmp_path: pathlib.Path,
+) -> None:
+    whole = batches(a_pipeline())
+    assert run(tmp_path, a_pipeline(skip=[(2, 4)]), 2) == whole[:2]
+    assert run(tmp_path, a_pipeline(skip=[(2, 6)]), 1, allow={"skip"}) == whole[6:7]
+    with pytest.raises(ValueError, match="is at batch 7, and skip changes before it"):
+        run(tmp_path, a_pipeline(skip=[(2, 8)]), allow={"skip"})
+
+
+@pytest.mark.parametrize(
+    ("exclude", "kind", "named"),
+    [
+        (["5"], TypeError, "exclude holds '5', and the source's IDs are like 100"),
+        ([100, 7], ValueError, r"exclude holds 7 \(1 such IDs\), which no record has"),
+    ],
+)
+def test_an_excluded_id_that_no_record_has_is_refused(
+    exclude: Any, kind: type[Exception], named: str
+) -> None:
+    with pytest.raises(kind, match=named):
+        a_pipeline(exclude=exclude)
 
 
 def test_records_may_be_excluded_at_a_resume(tmp_path: pathlib.Path) -> None:

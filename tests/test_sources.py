@@ -233,10 +233,10 @@ def test_bad_ids_are_an_error_that_names_them(ids: Any, kind: type[Exception], n
 # Fields that cannot be
 
 BAD_FIELDS: Final[list[tuple[Any, type[Exception], str]]] = [
-    (None, TypeError, "fields must map at least one name"),
-    ({}, TypeError, "fields must map at least one name"),
-    ([np.zeros(3)], TypeError, "fields must map at least one name"),
-    (np.zeros(3), TypeError, "fields must map at least one name"),
+    (None, TypeError, "fields must map names to arrays"),
+    ({}, ValueError, "fields must hold at least one array"),
+    ([np.zeros(3)], TypeError, "fields must map names to arrays"),
+    (np.zeros(3), TypeError, "fields must map names to arrays"),
     ({"x": np.zeros(3), "y": np.zeros(4)}, ValueError, "lengths differ: field 'x' 3, field 'y' 4"),
     ({"x": np.zeros(0)}, ValueError, "the arrays hold no record"),
     ({"x": []}, ValueError, "the arrays hold no record"),
@@ -353,8 +353,9 @@ def test_anything_with_a_dtype_and_a_shape_is_a_field(field: Any, wanted: Field)
     [
         (None, TypeError, "'x' must have a dtype and a shape, not be None"),
         (np.float32, TypeError, "'x' must have a dtype and a shape"),
-        (np.dtype(np.float32), TypeError, "'x' must have a dtype and a shape"),
-        (("f4", (2,)), TypeError, "'x' must have a dtype and a shape"),
+        (("f4",), TypeError, "'x' must have a dtype and a shape"),
+        (("f4", 2), TypeError, "'x' must have a dtype and a shape"),
+        (("no dtype", ()), TypeError, "'x' must have a dtype and a shape"),
         (Shaped("no dtype"), TypeError, "'x' must have a dtype and a shape"),
         (Shaped(shape=2), TypeError, "'x' must have a dtype and a shape"),
         (Shaped(shape=(2.5,)), TypeError, "'x' must have a dtype and a shape"),
@@ -371,3 +372,12 @@ def test_what_is_no_field_is_an_error_that_names_it(
 ) -> None:
     with pytest.raises(kind, match=named):
         check_field("x", field)
+
+
+@pytest.mark.parametrize("field", [("f4", (2,)), (np.dtype("f4"), [2]), np.zeros(2, "f4")])
+def test_a_field_may_be_a_pair_or_anything_with_dtype_and_shape(field: Any) -> None:
+    assert check_field("x", field) == Field(np.dtype("f4"), (2,))
+
+
+def test_a_dtype_alone_is_a_field_of_single_values() -> None:
+    assert check_field("x", np.dtype("f4")) == Field(np.dtype("f4"), ())

@@ -30,8 +30,10 @@ class ArraySource:
     def __init__(
         self, fields: Mapping[str, npt.ArrayLike], ids: npt.ArrayLike | None = None
     ) -> None:
-        if not isinstance(fields, Mapping) or not fields:
-            raise TypeError(f"fields must map at least one name to an array, not be {fields!r:.80}")
+        if not isinstance(fields, Mapping):
+            raise TypeError(f"fields must map names to arrays, not be {fields!r:.80}")
+        if not fields:
+            raise ValueError("fields must hold at least one array")
         self._arrays = {name: _array(f"field {name!r}", value) for name, value in fields.items()}
         self._fields = {
             name: check_field(name, Field(array.dtype, array.shape[1:]))

@@ -1,14 +1,13 @@
 """What a source of records is: five members, which anyone can implement."""
 
 import dataclasses
-import operator
 from collections.abc import Mapping
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from loader.fingerprint import Fingerprint
+from loader.fingerprint import Fingerprint, dtype_and_shape
 
 #: Names that a batch uses itself.
 RESERVED_FIELDS: Final = frozenset({"id", "mask"})
@@ -36,7 +35,7 @@ class RecordSource(Protocol):
 
     @property
     def fields(self) -> Mapping[str, Field]:
-        """Each field's name, with something that has a ``dtype`` and a per-record ``shape``."""
+        """Each field's name, with what has a ``dtype`` and a per-record ``shape``, or a pair of them."""
         ...
 
     def ids(self, rows: npt.NDArray[np.int64], /) -> npt.NDArray[Any]:
@@ -88,8 +87,8 @@ def check_field(name: str, field: Any) -> Field:
             f"a field cannot be named {name!r}: a batch holds its own; IDs are given as ids"
         )
     try:
-        dtype, shape = np.dtype(field.dtype), tuple(operator.index(side) for side in field.shape)
-    except (AttributeError, TypeError) as error:
+        dtype, shape = dtype_and_shape(field)
+    except (AttributeError, TypeError, ValueError) as error:
         raise TypeError(
             f"field {name!r} must have a dtype and a shape, not be {field!r}: {error}"
         ) from error
