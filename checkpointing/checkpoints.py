@@ -349,15 +349,17 @@ class Checkpoints:
             if any(difference.name == name for difference in differences)
         }
         differences = [one for one in differences if one.name not in changes]
-        if not differences:
-            try:
-                before = config_with(self._pipeline, found.identity.config)
-                before.grid.check(found.position)
-            except ValueError as error:
-                raise StepDamagedError(f"its position is none of its stream: {error}") from error
-            differences = _diff_next_ids(found, next_ids(before, found.position))
+        where = f"{self._shown} step {found.step}"
         if differences:
-            raise CheckpointMismatchError(f"{self._shown} step {found.step}", differences)
+            raise CheckpointMismatchError(where, differences)
+        try:
+            before = config_with(self._pipeline, found.identity.config)
+            before.grid.check(found.position)
+        except ValueError as error:
+            raise StepDamagedError(f"its position is none of its stream: {error}") from error
+        differences = _diff_next_ids(found, next_ids(before, found.position))
+        if differences:
+            raise CheckpointMismatchError(where, differences)
         self._check_skip(found.position, before.config.skip)
         self._tell_of_drops(found.position, before)
         return changes
