@@ -360,16 +360,29 @@ class Checkpoints:
         differences = _diff_next_ids(found, next_ids(before, found.position))
         if differences:
             raise CheckpointMismatchError(where, differences)
-        self._check_skip(found.position, before.config.skip)
+        self._check_skip(found.position, before)
         self._tell_of_drops(found.position, before)
         return changes
 
-    def _check_skip(self, position: Position, before: Sequence[tuple[int, int]]) -> None:
+    def _check_skip(self, position: Position, before: Pipeline) -> None:
         """Raises if batches that the run has passed already are newly skipped, or no longer."""
-        cursor = self._pipeline.grid.number(position)
+        now = self._pipeline
+        cursor = now.grid.number(position)
+        if now.config.batch_size != before.config.batch_size:
+            passed = min(cursor, before.grid.number(position))
+            same = now.config.skip == before.config.skip
+            for first, end in now.config.skip:
+                if end > passed and (same or first < cursor):
+                    raise ValueError(
+                        f"skip has batches {first} to {end - 1}, counted in batches of "
+                        f"{before.config.batch_size} records; counted in batches of "
+                        f"{now.config.batch_size} they are other records. Change skip with it, to "
+                        f'ranges from batch {cursor} on, and allow={{"batch_size", "skip"}}'
+                    )
+            return
         old, new = (
             [(first, min(end, cursor)) for first, end in ranges if first < cursor]
-            for ranges in (before, self._pipeline.config.skip)
+            for ranges in (before.config.skip, now.config.skip)
         )
         if old != new:
             raise ValueError(

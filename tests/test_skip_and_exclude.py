@@ -225,6 +225,28 @@ def test_an_excluded_id_that_no_record_has_is_refused(
         a_pipeline(exclude=exclude)
 
 
+def test_skipped_batches_are_not_taken_for_others_when_the_batch_size_changes(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Their numbers count batches: at another size the same numbers are other records."""
+    run(tmp_path, a_pipeline(skip=[(4, 6)]), 6)  # at epoch 1, offset 8
+    with pytest.raises(ValueError, match=r"skip has batches 4 to 5, counted in batches of 4"):
+        run(tmp_path, a_pipeline(skip=[(4, 6)], batch_size=8), allow={"batch_size"})
+    with pytest.raises(ValueError, match=r"ranges from batch 4 on, and allow"):
+        run(tmp_path, a_pipeline(skip=[(3, 5)], batch_size=8), allow={"batch_size", "skip"})
+    seen = run(tmp_path, a_pipeline(skip=[(5, 6)], batch_size=8), allow={"batch_size", "skip"})
+    plain = a_pipeline(batch_size=8)
+    assert seen == batches(plain[step] for step in (4, 6, 7, 8))
+
+
+def test_skipped_batches_long_passed_are_no_matter_when_the_batch_size_changes(
+    tmp_path: pathlib.Path,
+) -> None:
+    run(tmp_path, a_pipeline(skip=[(1, 2)]), 7)  # at epoch 1, offset 8
+    seen = run(tmp_path, a_pipeline(skip=[(1, 2)], batch_size=8), allow={"batch_size"})
+    assert seen == batches(a_pipeline(batch_size=8).iterate(Position(1, 8, 7)))
+
+
 def test_records_may_be_excluded_at_a_resume(tmp_path: pathlib.Path) -> None:
     whole = batches(a_pipeline())
     run(tmp_path, a_pipeline(), 4)
