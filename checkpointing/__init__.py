@@ -1,5 +1,8 @@
 """Checkpoints that hold a stream's identity beside the train state, and resume only what matches."""
 
+import loader as _loader  # noqa: F401 (first: it keeps those below from setting up logging)
+
+# isort: split
 from checkpointing.checkpoints import Checkpoints, Run, load
 from checkpointing.drill import DrillError, DrillReport, run_drill
 from checkpointing.errors import CheckpointDamagedError, CheckpointMismatchError

@@ -6,6 +6,7 @@ the directory that it is given. It needs no change: `resume` logs the batches (s
 
 import contextlib
 import dataclasses
+import fcntl
 import itertools
 import json
 import os
@@ -192,7 +193,11 @@ def run_drill(
             f"the command {' '.join(command)!r} has no {_RUN_DIR}: each run needs a directory of "
             f"its own. Put {_RUN_DIR} where the script takes the directory of its checkpoints"
         )
-    drill = _Drill(tuple(command), _prepared(pathlib.Path(out).absolute()), progress)
+    with _prepared(pathlib.Path(out).absolute()) as folder:
+        return _run_drill(_Drill(tuple(command), folder, progress), kills, seed)
+
+
+def _run_drill(drill: "_Drill", kills: int, seed: int) -> DrillReport:
     rhythm = drill.run_reference()
     landed: list[Kill] = []
     rng = random.Random(seed)  # noqa: S311 (instants, no secrets)
@@ -555,11 +560,12 @@ class _Process:
             yield from whole[-1:]
 
 
-def _prepared(out: pathlib.Path) -> pathlib.Path:
-    """An output folder without the files of an earlier drill.
+@contextlib.contextmanager
+def _prepared(out: pathlib.Path) -> Iterator[pathlib.Path]:
+    """An output folder of our own, without the files of an earlier drill, as long as the context is open.
 
     Raises:
-      ValueError: it holds other files and no drill's, or is no folder.
+      ValueError: it holds other files and no drill's, is no folder, or another drill is under way.
     """
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: a drill needs a folder for its runs. Choose another")
@@ -570,9 +576,19 @@ def _prepared(out: pathlib.Path) -> pathlib.Path:
             "new folder"
         )
     out.mkdir(parents=True, exist_ok=True)
-    marker.write_text("A drill of regrain made this folder; the next one may replace its files.\n")
-    for run in (out / "reference", *out.glob("drilled-*")):
-        shutil.rmtree(run, ignore_errors=True)
-    for name in (REPORT_FILE, PICTURE_FILE):
-        (out / name).unlink(missing_ok=True)
-    return out
+    with marker.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"another drill is under way in {out}, and would lose its runs. Wait for it, or choose "
+                "another folder"
+            ) from None
+        file.write("A drill of regrain made this folder; the next one may replace its files.\n")
+        file.flush()
+        runs = ("reference", *(f"drilled-{number}" for number in range(1, _MAX_RUNS + 1)))
+        for run in runs:
+            shutil.rmtree(out / run, ignore_errors=True)
+        for name in (REPORT_FILE, PICTURE_FILE):
+            (out / name).unlink(missing_ok=True)
+        yield out

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, SupportsIndex, TypeAlias
 
-import grain
 import numpy as np
 import numpy.typing as npt
 
@@ -20,6 +19,12 @@ from loader.config import PipelineConfig
 from loader.fingerprint import Fingerprint, read_fields, read_ids
 from loader.order import EpochOrder, Rows
 from loader.sources import RecordSource, check_source
+
+_root_handlers = logging.root.handlers[:]
+import grain  # noqa: E402
+
+# Grain's import gives the root logger a handler, after which a program's own basicConfig does nothing.
+logging.root.handlers[:] = _root_handlers
 
 ReadOptions: TypeAlias = grain.ReadOptions
 Transform = Callable[[Batch], Mapping[str, Any]]

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from checkpointing import DrillError, DrillReport, run_drill
+from checkpointing import DrillError, DrillReport, drill, run_drill
 from checkpointing.drill import _plan, _Rhythm
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -343,3 +343,21 @@ def test_instants_are_spread_over_the_whole_run(kills: int) -> None:
 def test_instants_are_those_of_the_seed() -> None:
     plans: list[Any] = [_plan(6, RHYTHM, random.Random(seed)) for seed in (1, 1, 2)]
     assert plans[0] == plans[1] != plans[2]
+
+
+def test_a_folder_in_which_a_drill_is_under_way_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with drill._prepared(out):
+        (out / "reference").mkdir()
+        with pytest.raises(ValueError, match="another drill is under way"):
+            run_drill(["true", "{run_dir}"], out)
+        assert (out / "reference").is_dir()
+
+
+def test_only_a_drills_own_runs_are_removed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with drill._prepared(out):
+        for name in ("drilled-1", "drilled-notes", "reference"):
+            (out / name).mkdir()
+    with drill._prepared(out):
+        assert sorted(path.name for path in out.iterdir()) == [".regrain-drill", "drilled-notes"]

@@ -417,3 +417,12 @@ def test_jax_is_strict_here() -> None:
 def test_warnings_are_errors_here() -> None:
     with pytest.raises(UserWarning, match="hello"):
         warnings.warn("hello", stacklevel=1)
+
+
+@pytest.mark.parametrize("package", ["loader", "checkpointing"])
+def test_importing_leaves_the_root_logger_to_the_program(package: str) -> None:
+    """Grain's import gives it a handler, after which the program's own basicConfig does nothing."""
+    program = f"import logging, {package}; print(len(logging.root.handlers), logging.root.level)"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "30"]
