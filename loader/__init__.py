@@ -1,5 +1,6 @@
 """A stream of batches for JAX training loops that is a pure function of data and configuration."""
 
+from loader.audit import AuditReport, Finding, Offender, audit, audit_batches
 from loader.batching import Position, masked_mean
 from loader.config import PipelineConfig
 from loader.fingerprint import Difference, Fingerprint, dataset_digest, fingerprint
@@ -11,10 +12,13 @@ from loader.sources import ArraySource, Field, RecordSource
 __all__ = [
     "ORDER_VERSIONS",
     "ArraySource",
+    "AuditReport",
     "BatchIterator",
     "Difference",
     "Field",
+    "Finding",
     "Fingerprint",
+    "Offender",
     "Pipeline",
     "PipelineConfig",
     "Position",
@@ -25,6 +29,8 @@ __all__ = [
     "Segment",
     "StepRecords",
     "Visit",
+    "audit",
+    "audit_batches",
     "dataset_digest",
     "epoch_order",
     "fingerprint",

@@ -1,0 +1,284 @@
+"""The audit: what a stream delivered, against what its source and config say that it should have.
+
+    report = loader.audit(pipeline, alignment=lambda batch: batch["y"] == 2 * batch["x"] - 1)
+    print(report)
+    assert report.clean
+
+A right epoch length proves nothing: a duplicate and an omission cancel. So records are followed by
+their IDs, and five findings are told apart by name (see `AuditReport`). Nothing here is shared with
+the code that makes the batches: their borders, padding and masks are derived again from the config
+(`due`), orders once more in blocks and at sampled positions by a slow formula (`formula`).
+
+Memory is a byte a record, for two epochs at a time, and one block of batches; where IDs are not row
+numbers, their source has no ``rows_of(ids)``, and some came out of place, 16 bytes a record more.
+``shuffle="permutation"`` holds the order of an epoch besides: 12 bytes a record.
+"""
+
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol, SupportsIndex
+
+import numpy as np
+
+from loader.audit.closing import Closing
+from loader.audit.delivered import Alignment, Delivered, FieldCheck
+from loader.audit.due import Due, Place
+from loader.audit.formula import DerivedOrder
+from loader.audit.report import (
+    FINDINGS,
+    AuditReport,
+    Coverage,
+    EpochCount,
+    Finding,
+    Offender,
+    Tally,
+)
+from loader.audit.rows import RowsOfIds
+from loader.audit.stream import Stream
+from loader.config import PipelineConfig
+from loader.sources import RecordSource, check_source
+
+__all__ = [
+    "FINDINGS",
+    "AuditReport",
+    "Coverage",
+    "EpochCount",
+    "Finding",
+    "Offender",
+    "audit",
+    "audit_batches",
+]
+
+Progress = Callable[[int], None]
+
+
+class _Pipeline(Protocol):
+    """What is asked of a pipeline."""
+
+    @property
+    def source(self) -> RecordSource: ...
+    @property
+    def config(self) -> PipelineConfig: ...
+    @property
+    def transform(self) -> Any: ...
+    def ids(self, step: int, /) -> Any: ...
+    def position(self, step: int, /) -> Any: ...
+    def iterate(self, start: Any, /) -> Iterator[Any]: ...
+
+
+def audit(
+    pipeline: _Pipeline,
+    epochs: int | range | None = None,
+    alignment: Alignment | None = None,
+    *,
+    ids_only: bool = False,
+    progress: Progress | None = None,
+) -> AuditReport:
+    """Audits what a `Pipeline` delivers.
+
+    Args:
+      pipeline: iterated as a training loop would; its fields are compared with the source's, bit for
+        bit, unless it has a transform.
+      epochs: how many from the first on, or a range of them; by default all, or the first one of a
+        stream without end.
+      alignment: an oracle of your own, such as ``y == 2 * x - 1``: given the real records of each
+        batch (``id``, ``mask`` and all fields, with a leading axis of k), it returns bool[k].
+      ids_only: takes the IDs of each batch alone (`Pipeline.ids`). Reads no record, and so sees
+        neither masks nor fields.
+      progress: called with the number of slots done, now and then.
+
+    Returns:
+      The findings, and what they cover. Records that cannot be read and are masked for it
+      (``on_bad_record="mask"``) are left out as configured, and are counted.
+
+    Raises:
+      TypeError, ValueError: no such epochs; an alignment function that returns something else, or
+        that is given for IDs alone.
+      RecordReadError: under ``on_bad_record="raise"``.
+    """
+    if ids_only and alignment is not None:
+        raise ValueError("an audit of IDs alone reads no fields that the alignment could look at")
+    due = _due(pipeline.source, pipeline.config, epochs)
+    first, last = due.step(due.first), due.step(due.end or due.first)
+    to_the_end = due.end_epoch == pipeline.config.num_epochs
+    batches: Iterator[Any] = iter(())
+    if ids_only:
+        batches = ({"id": pipeline.ids(step)} for step in range(first, last))
+    elif first < last:
+        # One more than is due, to see whether there is one.
+        batches = pipeline.iterate(pipeline.position(first))
+        batches = itertools.islice(batches, last - first + to_the_end)
+    transformed = pipeline.transform is not None
+    return _audit(
+        batches,
+        pipeline.source,
+        due,
+        alignment,
+        progress,
+        masks=not ids_only,
+        transformed=transformed,
+    )
+
+
+def audit_batches(
+    batches: Iterable[Mapping[str, Any]],
+    source: RecordSource,
+    config: PipelineConfig,
+    *,
+    epochs: int | range | None = None,
+    alignment: Alignment | None = None,
+    transformed: bool = False,
+    progress: Progress | None = None,
+) -> AuditReport:
+    """Audits batches from anywhere, such as another loader's, or the log of a run.
+
+        batches = ({"id": line.ids, "mask": line.mask} for line in read_step_log(path))
+        report = loader.audit_batches(batches, source, config)
+
+    Args:
+      batches: dicts with at least ``id`` (int64[batch] or str[batch]) and ``mask`` (bool[batch]), in
+        the order of delivery, from the first epoch that is audited on.
+      source: the records, in the order that the config's shuffle is about. It may have a method
+        ``rows_of(ids) -> int64[k]``, which saves an index of all IDs where they are not row numbers.
+      config: what the stream should have been.
+      epochs: how many are due from the first on, or a range of them; by default all, or, where there
+        is no end, those that came.
+      alignment: as of `audit`.
+      transformed: whether fields were changed on the way, so that they are not compared with the
+        source's. Batches of ``id`` and ``mask`` alone are not compared either.
+      progress: called with the number of slots done, now and then.
+
+    Returns:
+      The findings, and what they cover.
+
+    Raises:
+      TypeError, ValueError: no such epochs; something that is no batch; an alignment function that
+        returns something else.
+    """
+    due = _due(source, config, epochs, endless=epochs is None and config.num_epochs is None)
+    return _audit(batches, source, due, alignment, progress, masks=True, transformed=transformed)
+
+
+def _audit(
+    batches: Iterable[Mapping[str, Any]],
+    source: RecordSource,
+    due: Due,
+    alignment: Alignment | None,
+    progress: Progress | None,
+    *,
+    masks: bool,
+    transformed: bool,
+) -> AuditReport:
+    tallies = {name: Tally(name) for name in FINDINGS}
+    order = DerivedOrder(due.num_records, due.config.seed, due.config.shuffle)
+    check = FieldCheck(source, alignment, tallies["alignment"], transformed=transformed)
+    closing = Closing(source, order, tallies)
+    stream = Stream(source, due, order, RowsOfIds(source), check, tallies, closing.close)
+    first_step = due.step(due.first)
+    count = slots = 0
+    for count, batch in enumerate(batches, 1):
+        delivered = Delivered.of(batch, first_step + count - 1, masks=masks)
+        slots += len(delivered.ids)
+        if stream.feed(delivered) and progress is not None:
+            progress(slots)
+    stream.finish()
+    _add_faults_of_formula(order, due, source, tallies["order"])
+    if progress is not None:
+        progress(slots)
+    coverage = Coverage(
+        due.num_records,
+        due.first // due.batches_per_epoch,
+        count,
+        sum(epoch.delivered for epoch in closing.epochs),
+        stream.padding,
+        masks,
+        check.fields,
+        check.compared,
+        check.judged,
+        order.checked,
+        tuple(_notes(due, check, alignment, order, masks=masks, transformed=transformed)),
+    )
+    findings = {name: tally.finding() for name, tally in tallies.items()}
+    return AuditReport(
+        **findings,
+        epochs=tuple(closing.epochs),
+        left_out=closing.left_out,
+        left_out_sample=closing.sample,
+        coverage=coverage,
+    )
+
+
+def _notes(
+    due: Due,
+    check: FieldCheck,
+    alignment: Alignment | None,
+    order: DerivedOrder,
+    *,
+    masks: bool,
+    transformed: bool,
+) -> Iterator[str]:
+    """What was not looked at, and why."""
+    if not masks:
+        yield "IDs alone: no record was read, and neither masks nor fields were looked at"
+    elif transformed:
+        yield "a transform changed the fields: they were not compared with the source"
+    elif not check.fields:
+        yield "the batches hold no fields: nothing was compared with the source"
+    if masks and alignment is None:
+        yield "no alignment function was given"
+    if masks and due.config.on_bad_record == "mask" and not check.fields:
+        yield "whether masked records are bad was not tried"
+    yield (
+        f"{order.checked:,} positions of the order were derived a second time, by a slow formula"
+    )
+
+
+def _add_faults_of_formula(
+    order: DerivedOrder, due: Due, source: RecordSource, tally: Tally
+) -> None:
+    offenders = []
+    for epoch, position, row, right in order.faults[: 4 * Tally.KEPT]:
+        found, expected = np.asarray(source.ids(np.array([row, right], np.int64))).tolist()
+        step = due.step(due.number(Place(epoch, position)))
+        place = position % due.config.batch_size
+        cause = "the order is not what its formula says"
+        offenders.append(Offender(epoch, step, place, found, cause, expected))
+    tally.add("not what the formula says", order.fault_count, offenders)
+
+
+def _due(
+    source: RecordSource,
+    config: PipelineConfig,
+    epochs: int | range | None,
+    *,
+    endless: bool = False,
+) -> Due:
+    """What is due in some epochs."""
+    if not isinstance(config, PipelineConfig):
+        raise TypeError(f"config must be a PipelineConfig, not {type(config).__name__}")
+    check_source(source)
+    due = Due(len(source), config, 0, None)
+    if due.batches_per_epoch == 0:
+        raise ValueError(f"no epoch has a batch: {due.num_records} records, and {config}")
+    if endless:
+        return due
+    chosen = _range(epochs, config.num_epochs)
+    per_epoch = due.batches_per_epoch
+    return Due(due.num_records, config, chosen.start * per_epoch, chosen.stop * per_epoch)
+
+
+def _range(epochs: int | range | SupportsIndex | None, num_epochs: int | None) -> range:
+    if epochs is None:
+        return range(num_epochs or 1)
+    if isinstance(epochs, range):
+        chosen = epochs
+    else:
+        if isinstance(epochs, bool | np.bool_):
+            raise TypeError(f"epochs must be a number or a range of them, not {epochs!r}")
+        chosen = range(operator.index(epochs))
+    if chosen.step != 1 or not chosen or chosen.start < 0:
+        raise ValueError(f"epochs must be at least one, in a row, not {epochs!r}")
+    if num_epochs is not None and chosen.stop > num_epochs:
+        raise ValueError(f"epochs {epochs!r} go beyond the {num_epochs} of the config")
+    return chosen

@@ -1,0 +1,218 @@
+"""A delivered batch, from wherever it comes, and whether its fields are those of its records."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from loader.audit.report import Offender, Tally
+from loader.sources import RecordSource
+
+Alignment = Callable[[dict[str, Any]], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Delivered:
+    """A batch.
+
+    Attributes:
+      step: its number among those delivered.
+      ids: int64[slots] or str[slots].
+      mask: bool[slots]; ``None`` where only IDs are at hand.
+      fields: all else that it holds.
+      used: slots up to the last whose ID is not that of padding.
+    """
+
+    step: int
+    ids: npt.NDArray[Any]
+    mask: npt.NDArray[np.bool_] | None
+    fields: Mapping[str, npt.NDArray[Any]]
+    used: int
+
+    @classmethod
+    def of(cls, batch: Mapping[str, Any], step: int, *, masks: bool) -> "Delivered":
+        """Takes a mapping that holds at least ``id`` and, unless only IDs are at hand, ``mask``.
+
+        Raises:
+          TypeError, ValueError: it is no batch.
+        """
+        if not isinstance(batch, Mapping) or "id" not in batch or (masks and "mask" not in batch):
+            held = sorted(batch) if isinstance(batch, Mapping) else type(batch).__name__
+            raise ValueError(
+                f"batch {step} must be a dict with at least id and mask, not hold {held}; an "
+                "audit follows records by their IDs"
+            )
+        ids = np.asarray(batch["id"])
+        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iuU"):
+            raise ValueError(
+                f"id of batch {step} is {ids.dtype}{list(ids.shape)}; it must be one axis of "
+                "integers or strings"
+            )
+        if ids.dtype.kind != "U":
+            ids = ids.astype(np.int64)
+        mask = None
+        if masks:
+            given = np.asarray(batch["mask"])
+            mask = given.astype(np.bool_)
+            if mask.shape != ids.shape or not np.array_equal(mask, given):
+                raise ValueError(
+                    f"mask of batch {step} is {given.dtype}{list(given.shape)}; for {len(ids)} IDs "
+                    "it must be as many truth values"
+                )
+        fields = {n: np.asarray(v) for n, v in batch.items() if n not in ("id", "mask")}
+        filled = np.flatnonzero(~is_padding(ids))
+        return cls(step, ids, mask, fields, int(filled[-1]) + 1 if filled.size else 0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.ids.nbytes + sum(field.nbytes for field in self.fields.values())
+
+
+def is_padding(ids: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which slots have the ID of padding."""
+    return np.asarray(ids == ("" if ids.dtype.kind == "U" else -1))
+
+
+class FieldCheck:
+    """Compares what batches hold with what the source holds, and asks the user's alignment function.
+
+    Attributes:
+      compared: records whose fields were compared with the source's.
+      judged: records that the user's function was applied to.
+    """
+
+    def __init__(
+        self, source: RecordSource, alignment: Alignment | None, tally: Tally, *, transformed: bool
+    ) -> None:
+        self._source = source
+        self._alignment = alignment
+        self._tally = tally
+        self._specs = {n: (np.dtype(f.dtype), tuple(f.shape)) for n, f in source.fields.items()}
+        self._compare: bool | None = False if transformed else None
+        self.compared = self.judged = 0
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Those that are compared."""
+        return tuple(self._specs) if self._compare else ()
+
+    def meet(self, batch: Delivered) -> None:
+        """Learns by the first batch whether there are fields: a log of IDs and masks holds none."""
+        if self._compare is None:
+            self._compare = bool(batch.fields)
+
+    def can_read(self, row: int) -> bool | None:
+        """Whether the source can read a record that came masked; ``None`` where that settles nothing."""
+        if not self._compare:
+            return None
+        try:
+            self._source.read(np.array([row], np.int64))
+        except Exception:  # noqa: BLE001 (whatever a source may raise)
+            return False
+        return True
+
+    def check(
+        self,
+        batch: Delivered,
+        epoch: int,
+        rows: npt.NDArray[np.int64],
+        live: npt.NDArray[np.bool_],
+        empty: npt.NDArray[np.bool_],
+    ) -> None:
+        """Looks at one batch.
+
+        Args:
+          batch: delivered.
+          epoch: to name in a finding.
+          rows: int64[slots], of the records with the slots' IDs.
+          live: bool[slots], slots that hold a record.
+          empty: bool[slots], slots that must hold nothing but zeros.
+        """
+        faults: list[tuple[npt.NDArray[np.int64], str, str | None]] = []
+        at = np.flatnonzero(live)
+        if self._compare and at.size:
+            faults += self._against_source(batch, rows, at)
+            self.compared += len(at)
+        for name, field in batch.fields.items():
+            full = np.flatnonzero(empty) if empty.any() and len(field) == len(empty) else at[:0]
+            if full.size:
+                full = full[_bytes(field[full]).any(axis=1)]
+            faults.append((full, "a masked slot is not empty", name))
+        if self._alignment is not None and at.size:
+            faults.append((at[~self._judge(batch, at)], "the alignment function says no", None))
+            self.judged += len(at)
+        self._report(batch, epoch, [fault for fault in faults if fault[0].size])
+
+    def _report(
+        self,
+        batch: Delivered,
+        epoch: int,
+        faults: list[tuple[npt.NDArray[np.int64], str, str | None]],
+    ) -> None:
+        if not faults:
+            return
+        causes: dict[str, int] = {}
+        first: dict[int, tuple[str, str | None]] = {}
+        for slots, cause, name in faults:
+            named = cause if name is None else f"{name!r}: {cause}"
+            causes[named] = causes.get(named, 0) + len(slots)
+            for slot in slots.tolist():
+                first.setdefault(slot, (cause, name))
+        offenders = [
+            Offender(epoch, batch.step, slot, batch.ids[slot].item(), cause, None, name)
+            for slot, (cause, name) in sorted(first.items())
+        ]
+        self._tally.add_once(causes, len(first), offenders)
+
+    def _against_source(
+        self, batch: Delivered, rows: npt.NDArray[np.int64], at: npt.NDArray[np.int64]
+    ) -> list[tuple[npt.NDArray[np.int64], str, str | None]]:
+        faults: list[tuple[npt.NDArray[np.int64], str, str | None]] = [
+            (at, "no field of the source", name) for name in batch.fields if name not in self._specs
+        ]
+        records, unreadable = self._read(rows[at])
+        faults.append((at[unreadable], "the source cannot read the record again", None))
+        at = np.delete(at, unreadable)
+        for name, (dtype, shape) in self._specs.items():
+            field = batch.fields.get(name)
+            if field is None:
+                faults.append((at, "missing", name))
+            elif field.dtype != dtype or field.shape != (len(batch.ids), *shape):
+                what = f"{field.dtype}{list(field.shape[1:])}, not {dtype}{list(shape)}"
+                faults.append((at, what, name))
+            elif at.size:
+                differs = _bytes(field[at]) != _bytes(np.asarray(records[name]))
+                faults.append((at[differs.any(axis=1)], "not the record's", name))
+        return faults
+
+    def _read(
+        self, rows: npt.NDArray[np.int64]
+    ) -> tuple[Mapping[str, npt.NDArray[Any]], npt.NDArray[np.int64]]:
+        """Fields of the rows that can be read, and the places of those that cannot."""
+        try:
+            return self._source.read(rows), np.empty(0, np.int64)
+        except Exception:  # noqa: BLE001 (whatever a source may raise)
+            bad = [i for i, row in enumerate(rows.tolist()) if not self.can_read(row)]
+            good = np.delete(rows, bad)
+            return (self._source.read(good) if good.size else {}), np.array(bad, np.int64)
+
+    def _judge(self, batch: Delivered, at: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        if self._alignment is None:
+            return np.ones(len(at), np.bool_)
+        mask = np.ones(len(at), np.bool_)
+        fields = {name: field[at] for name, field in batch.fields.items()}
+        verdict = np.asarray(self._alignment({"id": batch.ids[at], "mask": mask, **fields}))
+        if verdict.dtype != np.bool_ or verdict.shape != mask.shape:
+            raise ValueError(
+                f"the alignment function returned {verdict.dtype}{list(verdict.shape)} for "
+                f"{len(at)} records; it must return bool[{len(at)}], one truth value a record"
+            )
+        return verdict
+
+
+def _bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """The bytes of each record: uint8[k, bytes]. So NaN equals itself, and 0.0 is not -0.0."""
+    return np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8)
