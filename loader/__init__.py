@@ -3,6 +3,7 @@
 from loader.audit import AuditReport, Finding, Offender, audit, audit_batches
 from loader.batching import Position, masked_mean
 from loader.config import PipelineConfig
+from loader.determinism import Change, TransformReport, check_transform
 from loader.fingerprint import Difference, Fingerprint, dataset_digest, fingerprint
 from loader.order import ORDER_VERSIONS, epoch_order, position_of
 from loader.pipeline import BatchIterator, Pipeline, ReadOptions, RecordReadError
@@ -14,6 +15,7 @@ __all__ = [
     "ArraySource",
     "AuditReport",
     "BatchIterator",
+    "Change",
     "Difference",
     "Field",
     "Finding",
@@ -28,9 +30,11 @@ __all__ = [
     "RecordSource",
     "Segment",
     "StepRecords",
+    "TransformReport",
     "Visit",
     "audit",
     "audit_batches",
+    "check_transform",
     "dataset_digest",
     "epoch_order",
     "fingerprint",
