@@ -301,9 +301,9 @@ def draw_small_density(panel: Axes, config: loader.PipelineConfig, total: int, e
     counts = plot_order.density(order, total)
     block = math.ceil(len(counts) / 32)
     low = np.arange(0, len(counts), block)
+    cells = np.diff(np.append(low, len(counts)))
     counts = np.add.reduceat(np.add.reduceat(counts, low, axis=0), low, axis=1)
-    ends = np.append(low, len(counts))
-    counts = counts / np.outer(np.diff(ends), np.diff(ends))
+    counts = counts / np.outer(cells, cells)
     panel.imshow(
         counts,
         cmap="cividis",
