@@ -231,16 +231,16 @@ class Checkpoints:
         resumed = self._check_batches(batches)
         position = batches.position
         step = position.step
-        stopping = self._stop.signal is not None
-        due = force or stopping or (step > 0 and step % self._save_every == 0)
+        stopped_by = self._stop.signal
+        due = force or stopped_by is not None or (step > 0 and step % self._save_every == 0)
         begun = due and step != self._writer.last_step
         if begun:
             self._begin_save(resumed, position, train_state)
         else:
             self._writer.raise_error()
-        if stopping:
+        if stopped_by is not None:
             self.wait()
-            _log.warning("%s: stopped by %s at step %d", self._shown, self._stop.signal, step)
+            _log.warning("%s: stopped by %s at step %d", self._shown, stopped_by.name, step)
             raise SystemExit(self._stop.exit_code)
         return begun
 
@@ -438,10 +438,15 @@ class Checkpoints:
         batches = self._pipeline.iterate(
             position, read_options=read_options, on_batch=step_log_of_environment()
         )
-        self._resumed = _Resumed(identity, history)
+        self._resumed = _Resumed(identity, history, batches)
         self._writer.last_step = found.step if found else None
-        if found:
-            _log.info("%s: resumed at step %d, %s", self._shown, found.step, position)
+        if not found:
+            _log.info("%s: a new run", self._shown)
+        elif self._pipeline.grid.is_end(batches.position):
+            _log.info("%s: the run is finished, at step %d", self._shown, found.step)
+        else:
+            place = f"epoch {batches.position.epoch}, offset {batches.position.offset}"
+            _log.info("%s: resumed at step %d, %s", self._shown, found.step, place)
         return Run(train_state, batches, batches.position)
 
     def _check_batches(self, batches: BatchIterator) -> "_Resumed":
@@ -453,8 +458,11 @@ class Checkpoints:
                 f"batches must be the iterator that resume gave (run.batches), not a "
                 f"{type(batches).__name__}: only it knows how far the run has come"
             )
-        if batches.pipeline is not self._pipeline:
-            raise ValueError("batches come from another pipeline than these checkpoints")
+        if batches is not self._resumed.batches:
+            raise ValueError(
+                "batches is not the iterator that the last resume gave, and its place would be saved "
+                "with the train state: train on run.batches, not on an iterator of your own"
+            )
         return self._resumed
 
     def _make_way(self, step: int) -> None:
@@ -510,6 +518,7 @@ class _Resumed:
 
     identity: Identity
     history: tuple[Mapping[str, Any], ...]
+    batches: BatchIterator
 
 
 class _Writer:

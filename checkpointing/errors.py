@@ -23,14 +23,19 @@ class CheckpointMismatchError(ValueError):
         names, befores, nows = (
             min(max(len(row[column]) for row in rows), _MAX_COLUMN) for column in range(3)
         )
-        lines = [f"{where} belongs to a different stream; nothing was restored."]
+        only_state = all(one.name.startswith("train_state") for one in differences)
+        what = "holds a different train state" if only_state else "belongs to a different stream"
+        lines = [f"{where} {what}; nothing was restored."]
         for name, before, now, note in rows:
             line = f"  {name:{names}}  checkpoint {before:{befores}}  now {now:{nows}}"
             lines.append(line + (f"  ({note})" if note else ""))
-        lines.append(
-            "Use the data and config of that run, or start a new directory. batch_size alone may "
-            'change with allow={"batch_size"}.'
-        )
+        if only_state:
+            lines.append("Use the model and optimizer of that run, or start a new directory.")
+        else:
+            lines.append(
+                "Use the data and config of that run, or start a new directory. batch_size alone may "
+                'change with allow={"batch_size"}.'
+            )
         if {"skip", "exclude"} & {difference.name for difference in differences}:
             lines.append("So may skip, ahead of here, and exclude: allow={'skip', 'exclude'}.")
         super().__init__("\n".join(line.rstrip() for line in lines))

@@ -490,6 +490,8 @@ def read_ids(source: HasIds, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
     Raises:
       ValueError: the source gives something else; names it.
     """
+    if rows.size == 0:  # no rows tell nothing of what IDs are like
+        return read_ids(source, np.zeros(1, np.int64))[:0]
     ids = np.asarray(source.ids(rows))
     if ids.dtype.kind in "iu" and ids.dtype.itemsize < 8:
         ids = ids.astype(np.int64)

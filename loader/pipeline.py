@@ -48,18 +48,21 @@ class RecordReadError(RuntimeError):
       row: its row in the source; ``None`` where no single record is at fault.
     """
 
-    def __init__(self, position: Position, record_id: int | str | None, row: int | None) -> None:
-        self.position, self.record_id, self.row = position, record_id, row
+    def __init__(
+        self, position: Position, record_id: int | str | None, row: int | None, why: str = ""
+    ) -> None:
+        self.position, self.record_id, self.row, self._why = position, record_id, row, why
         what = "the batch" if row is None else f"record {record_id!r} (row {row})"
         where = f"epoch {position.epoch}, offset {position.offset}, step {position.step}"
         super().__init__(
-            f"{what} at {where} cannot be read or transformed. The iterator stays at this batch: "
+            f"{what} at {where} cannot be read or transformed{why and f' ({why})'}. The iterator stays "
+            "at this batch: "
             'mend the record and go on, or set on_bad_record="mask" to train without such records.'
         )
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         """So that the error can be sent to another process."""
-        return type(self), (self.position, self.record_id, self.row)
+        return type(self), (self.position, self.record_id, self.row, self._why)
 
 
 class Pipeline:
@@ -265,14 +268,15 @@ class Pipeline:
         for i, record_id in enumerate(ids.tolist()):
             found = self._failure(rows[i], ids[i])
             if found is not None:
-                named = RecordReadError(position, record_id, int(rows[i]))
+                why = f"{type(found).__name__}: {found}"
                 if self.config.on_bad_record == "raise":
-                    raise named from found
-                _log.warning("masked: %s: %s", named, found)
+                    raise RecordReadError(position, record_id, int(rows[i]), why) from found
+                _log.warning("record %r (row %d) is masked: %s", record_id, rows[i], why)
                 bad.append(i)
         if not bad:
             # No record fails by itself; the batch as a whole is at fault.
-            raise RecordReadError(position, None, None) from error
+            why = f"{type(error).__name__}: {error}"
+            raise RecordReadError(position, None, None, why) from error
         good = np.delete(np.arange(len(rows)), bad)
         kept = self._gather(rows[good], ids[good]) if good.size else self._empty_batch(position)
         return self._spread(kept, good, ids)
@@ -292,9 +296,8 @@ class Pipeline:
             ids = self._ids(rows)
             if self._failure(rows[0], ids[0]) is None:
                 return {name: array[:0] for name, array in self._gather(rows, ids).items()}
-        raise RecordReadError(position, None, None) from ValueError(
-            f"none of the first {_TRIED_FOR_STRUCTURE} records of the source can be read"
-        )
+        why = f"nor can any of the first {_TRIED_FOR_STRUCTURE} records of the source"
+        raise RecordReadError(position, None, None, why)
 
     def _ids(self, rows: Rows) -> npt.NDArray[Any]:
         return read_ids(self.source, rows)

@@ -403,8 +403,15 @@ def test_each_change_is_refused_with_both_values_and_nothing_is_restored(
     error = assert_refused(copied, is_shapes(now))
     assert len(error.differences) == len(expected)
     lines = str(error).splitlines()
-    assert lines[0] == f"{copied} step 3 belongs to a different stream; nothing was restored."
-    assert lines[-1].startswith("Use the data and config of that run, or start a new directory.")
+    if all(name.startswith("train_state") for name, *_ in expected):
+        headline, footer = (
+            "holds a different train state",
+            "Use the model and optimizer of that run,",
+        )
+    else:
+        headline, footer = "belongs to a different stream", "Use the data and config of that run,"
+    assert lines[0] == f"{copied} step 3 {headline}; nothing was restored."
+    assert lines[-1].startswith(f"{footer} or start a new directory.")
     found = sorted(dataclasses.astuple(one) for one in error.differences)
     for (name, before, after, note), line in zip(found, sorted(lines[1:-1]), strict=True):
         assert line.split()[:2] == [name, "checkpoint"]
@@ -684,9 +691,11 @@ def test_saving_needs_the_iterator_of_this_run(run_directory: pathlib.Path) -> N
         for wrong in (iter([1]), list(run.batches), pipeline, run, None):
             with pytest.raises(TypeError, match="batches must be the iterator that resume gave"):
                 checkpoints.save(wrong, state)
-        foreign = a_pipeline().iterate()
+        foreign = pipeline.iterate()
         next(foreign)
-        with pytest.raises(ValueError, match="batches come from another pipeline"):
+        with pytest.raises(
+            ValueError, match=r"train on run\.batches, not on an iterator of your own"
+        ):
             checkpoints.save(foreign, state)
         assert checkpoints.steps() == []
 

@@ -1368,3 +1368,30 @@ def test_ids_may_come_as_lists_and_as_smaller_integers(change: Callable[[Any], A
         assert ids.dtype == np.int64 or ids.dtype.kind == "U"
         assert ids.tolist() == p[step]["id"].tolist()
     assert p.fingerprint() == of(Own(ids=change)).fingerprint()
+
+
+def test_omitted_ids_are_of_the_sources_kind_also_where_there_are_none() -> None:
+    class Named(ArraySource):
+        def ids(self, rows: Any, /) -> Any:
+            return np.array([f"r{row}" for row in rows])
+
+    p = Pipeline(Named({"x": np.arange(8)}), config(batch_size=4, final_batch="drop"))
+    assert p.omitted_ids(0).tolist() == []
+    assert p.omitted_ids(0).dtype.kind == "U"
+
+
+def test_the_warning_of_a_masked_record_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    class Bad(ArraySource):
+        def read(self, rows: Any, /) -> Any:
+            if 3 in rows:
+                raise OSError("disk on fire")
+            return super().read(rows)
+
+    source = Bad({"x": np.arange(8)}, np.arange(8) + 10)
+    with pytest.raises(RecordReadError, match=r"record 13 \(row 3\) .* \(OSError: disk on fire\)"):
+        list(Pipeline(source, config(batch_size=4)))
+    with caplog.at_level(logging.WARNING):
+        list(Pipeline(source, config(batch_size=4, on_bad_record="mask", num_epochs=1)))
+    assert [record.getMessage() for record in caplog.records] == [
+        "record 13 (row 3) is masked: OSError: disk on fire"
+    ]
