@@ -17,7 +17,6 @@ import hashlib
 import json
 import multiprocessing
 import os
-import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -256,15 +255,17 @@ def _in_processes(check: _Check, pipeline: Pipeline, steps: int, hash_seeds: Seq
     if pipeline.transform is None:
         check.not_done[name] = "there is no transform, and the source stays where it is"
         return
+    parts = (_Recorded(pipeline, steps), pipeline.config, pipeline.transform)
     try:
-        work = pickle.dumps((_Recorded(pipeline, steps), pipeline.config, pipeline.transform))
-    except Exception as error:  # noqa: BLE001 (pickling calls code of the transform's own)
+        # All run before one is waited for: most of their time goes into imports.
+        children = [(seed, _start(parts, steps, seed)) for seed in hash_seeds]
+    except RuntimeError:
+        raise  # a child of a script without a guard, which must not start children of its own
+    except Exception as error:  # noqa: BLE001 (sending a transform calls code of its own)
         check.not_done[name] = (
             f"the transform cannot be pickled ({error}); define it at the top level of a module"
         )
         return
-    # All run before one is waited for: most of their time goes into imports.
-    children = [(seed, _start(work, steps, seed)) for seed in hash_seeds]
     for seed, (process, results) in children:
         answer = _answer(process, results)
         name = f"in another process, PYTHONHASHSEED={seed}"
@@ -274,14 +275,18 @@ def _in_processes(check: _Check, pipeline: Pipeline, steps: int, hash_seeds: Seq
             check.compare(name, enumerate(answer))
 
 
-def _start(work: bytes, steps: int, seed: int) -> tuple[Any, Any]:
+def _start(parts: tuple[Any, ...], steps: int, seed: int) -> tuple[Any, Any]:
     context = multiprocessing.get_context("spawn")
     results, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(work, steps, sender), daemon=True)
+    process = context.Process(target=_child, args=(parts, steps, sender), daemon=True)
     before = os.environ.get("PYTHONHASHSEED")
     os.environ["PYTHONHASHSEED"] = str(seed)  # Python looks at it once, when it starts
     try:
         process.start()
+    except BaseException:
+        results.close()
+        sender.close()
+        raise
     finally:
         del os.environ["PYTHONHASHSEED"]
         if before is not None:
@@ -316,14 +321,13 @@ def _answer(process: Any, results: Any) -> list[_Marks | str] | str:
     ]
 
 
-def _child(work: bytes, steps: int, sender: Any) -> None:
+def _child(parts: tuple[Any, ...], steps: int, sender: Any) -> None:
     """Makes the steps in another process, and sends their marks as JSON."""
     answer: list[_Marks | str] | str
     try:
-        parts: Any = pickle.loads(work)  # noqa: S301 (from the process that started this one)
         pipeline = Pipeline(*parts)
         answer = [_made(pipeline, step) for step in range(steps)]
-    except Exception as error:  # noqa: BLE001 (unpickling calls code of the transform's own)
+    except Exception as error:  # noqa: BLE001 (whatever a transform may raise)
         answer = f"the transform cannot be loaded there ({type(error).__name__}: {error})"
     sender.send_bytes(json.dumps(answer).encode())
     sender.close()

@@ -70,7 +70,7 @@ def forbidden(importer: str, module: str) -> bool:
             module.partition(".")[0] in sys.stdlib_module_names
             or within(module, "numpy", *NUMPY_ALONE)
         )
-    if importer == "loader.audit" and (
+    if within(importer, "loader.audit") and (
         module == "loader" or within(module, "loader.pipeline", "loader.batching")
     ):
         return True
