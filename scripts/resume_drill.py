@@ -108,7 +108,11 @@ def show(report: DrillReport, out: pathlib.Path) -> None:
         "" if state.step == report.num_steps else f" of {report.num_steps}"
     )
     check(not failed & stream, f"IDs and masks of all {report.num_steps} steps", "equal")
-    check("replay" not in failed, f"{report.replayed} replayed steps", "IDs and masks as in their first try")
+    check(
+        "replay" not in failed,
+        f"{report.replayed} replayed steps",
+        "IDs and masks as in their first try",
+    )
     check(
         not failed - stream - {"replay"},
         f"final train state, {state.num_leaves} leaves at {at_step}",
