@@ -5,9 +5,11 @@ by `order` and `batching`, as a pure function of the configuration, so every way
 (iterating, resuming, a step's number) gives the same one.
 """
 
+import collections
 import logging
 import operator
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final, SupportsIndex, TypeAlias
 
@@ -104,6 +106,8 @@ class Pipeline:
         if self.grid.num_steps == 0:
             raise ValueError(f"skip leaves out every batch of the stream: {config.skip}")
         self._excluded = _excluded(source, config)
+        self._bad: collections.Counter[int | str] = collections.Counter()
+        self._bad_lock = threading.Lock()  # reading threads count too
         self._order = EpochOrder(len(source), config.seed, config.shuffle)
         self._specs = {name: (field.dtype, field.shape) for name, field in self.fields.items()}
 
@@ -213,6 +217,12 @@ class Pipeline:
         rows = self._order.rows(epoch, self.grid.delivered_per_epoch, len(self.source))
         return np.sort(self._ids(rows))
 
+    @property
+    def bad_records(self) -> dict[int | str, int]:
+        """Records that ``on_bad_record="mask"`` has masked in this process: by ID, how many times."""
+        with self._bad_lock:
+            return dict(self._bad)
+
     def fingerprint(self) -> Fingerprint:
         """Identity of the source's content, read anew where the source does not keep it."""
         return self.source.fingerprint()
@@ -271,6 +281,8 @@ class Pipeline:
                 why = f"{type(found).__name__}: {found}"
                 if self.config.on_bad_record == "raise":
                     raise RecordReadError(position, record_id, int(rows[i]), why) from found
+                with self._bad_lock:
+                    self._bad[record_id] += 1
                 _log.warning("record %r (row %d) is masked: %s", record_id, rows[i], why)
                 bad.append(i)
         if not bad:

@@ -1391,7 +1391,10 @@ def test_the_warning_of_a_masked_record_says_why(caplog: pytest.LogCaptureFixtur
     with pytest.raises(RecordReadError, match=r"record 13 \(row 3\) .* \(OSError: disk on fire\)"):
         list(Pipeline(source, config(batch_size=4)))
     with caplog.at_level(logging.WARNING):
-        list(Pipeline(source, config(batch_size=4, on_bad_record="mask", num_epochs=1)))
+        p = Pipeline(source, config(batch_size=4, on_bad_record="mask", num_epochs=1))
+        assert p.bad_records == {}
+        list(p)
+        assert p.bad_records == {13: 1}
     assert [record.getMessage() for record in caplog.records] == [
         "record 13 (row 3) is masked: OSError: disk on fire"
     ]
