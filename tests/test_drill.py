@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -314,9 +316,15 @@ def test_an_interrupted_drill_leaves_no_process_behind(
     """The script and a child of it hold the writing end of a pipe: its end tells that both are gone."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    shell = f"exec >{pipe}; tail -f /dev/null & echo {{run_dir}}; wait"
+    shell = f"exec >{shlex.quote(str(pipe))}; tail -f /dev/null & echo {{run_dir}}; wait"
     arguments = [*CLI, "--out", str(tmp_path / "out"), "--", *BASH, shell]
-    with subprocess.Popen(arguments, stdout=subprocess.DEVNULL) as drill, pipe.open() as reader:
+    descriptor = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with (
+        os.fdopen(descriptor) as reader,
+        subprocess.Popen(arguments, stdout=subprocess.DEVNULL) as drill,
+    ):
+        assert select.select([descriptor], [], [], 60)[0], "the script has not begun"
+        os.set_blocking(descriptor, True)
         assert reader.readline().endswith("reference/run\n")
         drill.send_signal(ending)
         assert reader.read() == ""
