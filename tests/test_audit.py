@@ -779,3 +779,14 @@ def test_grains_own_shuffle_serves_one_record_twice_and_one_never() -> None:
     assert report.omissions.first.id == n - 1
     assert report.multiplicity.first is not None
     assert report.multiplicity.first.id == twice
+
+
+def test_epochs_may_be_a_number_a_range_or_a_list_in_a_row() -> None:
+    source = loader.ArraySource({"x": np.arange(11)})
+    pipeline = loader.Pipeline(source, loader.PipelineConfig(4, 17, "pad", 3))
+    for epochs in (2, range(2), [0, 1], (0, 1)):
+        report = loader.audit(pipeline, epochs=epochs)
+        assert report.clean
+        assert len(report.epochs) == 2
+    with pytest.raises(ValueError, match="in a row"):
+        loader.audit(pipeline, epochs=[0, 2])

@@ -16,7 +16,7 @@ numbers, their source has no ``rows_of(ids)``, and some came out of place, 16 by
 
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, SupportsIndex
 
 import numpy as np
@@ -69,7 +69,7 @@ class _Pipeline(Protocol):
 
 def audit(
     pipeline: _Pipeline,
-    epochs: int | range | None = None,
+    epochs: int | range | Sequence[int] | None = None,
     alignment: Alignment | None = None,
     *,
     ids_only: bool = False,
@@ -126,7 +126,7 @@ def audit_batches(
     source: RecordSource,
     config: PipelineConfig,
     *,
-    epochs: int | range | None = None,
+    epochs: int | range | Sequence[int] | None = None,
     alignment: Alignment | None = None,
     transformed: bool = False,
     progress: Progress | None = None,
@@ -250,7 +250,7 @@ def _add_faults_of_formula(
 def _due(
     source: RecordSource,
     config: PipelineConfig,
-    epochs: int | range | None,
+    epochs: int | range | Sequence[int] | None,
     *,
     endless: bool = False,
 ) -> Due:
@@ -268,11 +268,17 @@ def _due(
     return Due(due.num_records, config, chosen.start * per_epoch, chosen.stop * per_epoch)
 
 
-def _range(epochs: int | range | SupportsIndex | None, num_epochs: int | None) -> range:
+def _range(
+    epochs: int | range | Sequence[int] | SupportsIndex | None, num_epochs: int | None
+) -> range:
     if epochs is None:
         return range(num_epochs or 1)
     if isinstance(epochs, range):
         chosen = epochs
+    elif isinstance(epochs, list | tuple) and epochs:
+        chosen = range(operator.index(epochs[0]), operator.index(epochs[-1]) + 1)
+        if list(chosen) != list(epochs):
+            raise ValueError(f"epochs must be in a row, not {epochs!r}")
     else:
         if isinstance(epochs, bool | np.bool_):
             raise TypeError(f"epochs must be a number or a range of them, not {epochs!r}")
