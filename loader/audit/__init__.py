@@ -17,7 +17,7 @@ numbers, their source has no ``rows_of(ids)``, and some came out of place, 16 by
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, SupportsIndex
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -268,9 +268,7 @@ def _due(
     return Due(due.num_records, config, chosen.start * per_epoch, chosen.stop * per_epoch)
 
 
-def _range(
-    epochs: int | range | Sequence[int] | SupportsIndex | None, num_epochs: int | None
-) -> range:
+def _range(epochs: Any, num_epochs: int | None) -> range:
     if epochs is None:
         return range(num_epochs or 1)
     if isinstance(epochs, range):
