@@ -304,16 +304,7 @@ def draw_small_density(panel: Axes, config: loader.PipelineConfig, total: int, e
     cells = np.diff(np.append(low, len(counts)))
     counts = np.add.reduceat(np.add.reduceat(counts, low, axis=0), low, axis=1)
     counts = counts / np.outer(cells, cells)
-    panel.imshow(
-        counts,
-        cmap="cividis",
-        vmin=0,
-        vmax=max(2, counts.max()),
-        extent=(-0.5, total - 0.5, -0.5, total - 0.5),
-        origin="lower",
-        aspect="auto",
-        interpolation="nearest",
-    )
+    plot_order.show_density(panel, counts, total)
 
 
 def coverage_figure(report: loader.AuditReport, total: int) -> Figure:

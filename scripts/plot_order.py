@@ -195,10 +195,9 @@ def draw_points(panel: Axes, rows: Rows) -> None:
     panel.grid(color="0.92")
 
 
-def draw_density(panel: Axes, order: Callable[[int, int], Rows], total: int) -> None:
-    """Records in each cell of position and ID, relative to an even spread."""
-    counts = density(order, total)
-    image = panel.imshow(
+def show_density(panel: Axes, counts: Any, total: int) -> Any:
+    """The picture of a density, float[cells, cells], over positions and IDs from 0 to ``total``."""
+    return panel.imshow(
         counts,
         cmap="cividis",
         vmin=0,
@@ -208,6 +207,12 @@ def draw_density(panel: Axes, order: Callable[[int, int], Rows], total: int) -> 
         aspect="auto",
         interpolation="nearest",
     )
+
+
+def draw_density(panel: Axes, order: Callable[[int, int], Rows], total: int) -> None:
+    """Records in each cell of position and ID, relative to an even spread."""
+    counts = density(order, total)
+    image = show_density(panel, counts, total)
     panel.figure.colorbar(image, ax=panel, label="records in a cell\n(1 = evenly spread)")
 
 
