@@ -11,11 +11,15 @@ Three kinds, each with a version of its own in `ORDER_VERSIONS`:
 - ``"none"``: the order of the source.
 """
 
+import contextlib
+import dataclasses
 import functools
 import hashlib
 import math
 import operator
 import struct
+import threading
+from collections.abc import Callable
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
@@ -40,13 +44,15 @@ MAX_EPOCH: Final = 2**63 - 1
 _EXACT_UP_TO: Final = 4096
 _ROUNDS: Final = 8
 _BLOCK: Final = 1 << 14
+#: Smaller permutations are made in less time than a thread would save.
+_AHEAD_FROM: Final = 1 << 16
 
 # The odd multipliers of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
 # generators", OOPSLA 2014; constants of Stafford's mix 13) and its golden-ratio increment.
 _MIX_1: Final = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2: Final = np.uint64(0x94D049BB133111EB)
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
-_U27, _U30, _U31, _U32 = (np.uint64(bits) for bits in (27, 30, 31, 32))
+_U27, _U30, _U31 = (np.uint64(bits) for bits in (27, 30, 31))
 
 
 def epoch_order(
@@ -89,11 +95,14 @@ def epoch_order(
         return _numpy_permutation(num_records, seed, epoch)[start:stop].copy()
     if num_records <= _EXACT_UP_TO:
         return _exact_permutation(num_records, seed, epoch)[start:stop].copy()
+    network = _network(num_records, seed, epoch)
+    if stop - start <= _BLOCK:
+        return _walk(_forward, np.arange(start, stop, dtype=np.uint64), network)
     out = np.empty(stop - start, dtype=np.int64)
     for low in range(start, stop, _BLOCK):
         high = min(low + _BLOCK, stop)
         positions = np.arange(low, high, dtype=np.uint64)
-        out[low - start : high - start] = _walk(_forward, positions, num_records, seed, epoch)
+        out[low - start : high - start] = _walk(_forward, positions, network)
     return out
 
 
@@ -123,39 +132,120 @@ def position_of(row: int, num_records: int, seed: int, epoch: int, shuffle: str 
         return int(np.flatnonzero(_numpy_permutation(num_records, seed, epoch) == row)[0])
     if num_records <= _EXACT_UP_TO:
         return int(np.flatnonzero(_exact_permutation(num_records, seed, epoch) == row)[0])
-    return int(_walk(_backward, np.array([row], np.uint64), num_records, seed, epoch)[0])
+    network = _network(num_records, seed, epoch)
+    return int(_walk(_backward, np.array([row], np.uint64), network)[0])
 
 
 class EpochOrder:
-    """The orders of one stream, with the stretch last used kept at hand.
+    """The orders of one stream, with what was used last kept at hand. Threads may share it.
 
-    Batches are small and come one after the other, so rows are made in blocks: a block costs a
-    fraction of what its batches would cost singly. What is kept never changes an answer.
+    Batches are small and come one after the other. So ``"feistel"`` is made in blocks, which cost a
+    fraction of what their batches would cost singly; they grow as batches follow each other, and a
+    batch asked for on its own costs itself alone. ``"permutation"`` is kept whole, in the smallest
+    integer type that holds it, and once the second half of an epoch is being served, a thread that
+    ends by itself makes the next one. What is kept never changes an answer.
+
+    Args:
+      num_records: as for `epoch_order`.
+      seed: as for `epoch_order`.
+      shuffle: as for `epoch_order`.
+      num_epochs: epochs that will be asked for; ``None`` is without end.
     """
 
-    def __init__(self, num_records: int, seed: int, shuffle: str) -> None:
+    def __init__(
+        self, num_records: int, seed: int, shuffle: str, num_epochs: int | None = None
+    ) -> None:
         self._num_records, self._seed, _ = _check_stream(num_records, seed, 0, shuffle)
         self._shuffle = shuffle
-        # (epoch, start, rows), replaced as a whole: threads may share it without a lock.
-        self._kept: tuple[int, int, npt.NDArray[Any]] = (-1, 0, np.empty(0, np.int64))
+        self._num_epochs = num_epochs
+        # Both are replaced as a whole, so that threads need no lock to read them.
+        self._kept = _Kept(-1, 0, 0, np.empty(0, np.int64))
+        self._ahead: _Ahead | None = None
+        self._making = threading.Lock()
 
     def rows(self, epoch: int, start: int, stop: int) -> Rows:
-        """Rows at positions ``start`` to ``stop`` of ``epoch``: int64[stop - start]."""
+        """Rows at positions ``start`` to ``stop`` of ``epoch``: int64[stop - start], the caller's own."""
         if self._shuffle == "none":
             return _in_order(start, stop)
-        kept_epoch, kept_start, kept = self._kept
-        if kept_epoch != epoch or start < kept_start or stop > kept_start + len(kept):
-            if self._shuffle == "permutation":
-                kept_start, whole = 0, _numpy_permutation(self._num_records, self._seed, epoch)
-                kept = whole.astype(np.min_scalar_type(self._num_records - 1), copy=False)
-            else:
-                kept_start = start
-                until = min(max(stop, start + _BLOCK), self._num_records)
-                kept = epoch_order(
-                    self._num_records, self._seed, epoch, self._shuffle, start, until
-                )
-            self._kept = (epoch, kept_start, kept)
-        return kept[start - kept_start : stop - kept_start].astype(np.int64)
+        kept = self._kept
+        if kept.epoch != epoch or start < kept.start or stop > kept.stop:
+            make = self._epoch if self._shuffle == "permutation" else self._block
+            self._kept = kept = make(epoch, start, stop)
+        elif self._shuffle == "permutation" and stop > self._num_records // 2:
+            self._make_ahead(epoch + 1)
+        # Rows of a permutation may be kept in a smaller type.
+        return kept.rows[start - kept.start : stop - kept.start].astype(np.int64)
+
+    def _block(self, epoch: int, start: int, stop: int) -> "_Kept":
+        """The rows asked for, and more behind them if the last ones were asked for right before."""
+        kept, count = self._kept, max(stop - start, 1)
+        if (epoch, start) == (kept.epoch + 1, 0) and kept.stop == self._num_records:
+            length = _BLOCK
+        elif epoch == kept.epoch and kept.start < start <= kept.stop:
+            length = min(2 * len(kept.rows), _BLOCK)
+        else:
+            length = count
+        until = min(start + max(length // count, 1) * count, self._num_records)
+        rows = epoch_order(self._num_records, self._seed, epoch, self._shuffle, start, until)
+        return _Kept(epoch, start, until, rows)
+
+    def _epoch(self, epoch: int, _start: int, _stop: int) -> "_Kept":
+        with self._making:  # so that each is made once
+            kept = self._kept
+            if kept.epoch == epoch:
+                return kept
+            ahead, self._ahead = self._ahead, None
+            rows = None if ahead is None or ahead.epoch != epoch else ahead.result()
+            if rows is None:
+                rows = self._small_permutation(epoch)
+            return _Kept(epoch, 0, self._num_records, rows)
+
+    def _make_ahead(self, epoch: int) -> None:
+        if (
+            self._ahead is not None
+            or self._num_records < _AHEAD_FROM
+            or (self._num_epochs is not None and epoch >= self._num_epochs)
+        ):
+            return
+        with self._making:
+            if self._ahead is None:
+                self._ahead = _Ahead(epoch, self._small_permutation)
+
+    def _small_permutation(self, epoch: int) -> npt.NDArray[Any]:
+        rows = _numpy_permutation(self._num_records, self._seed, epoch)
+        return rows.astype(np.min_scalar_type(self._num_records - 1), copy=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+    """Rows at positions ``start`` to ``stop`` of an epoch."""
+
+    epoch: int
+    start: int
+    stop: int
+    rows: npt.NDArray[Any]
+
+
+class _Ahead:
+    """The order of an epoch, being made by a thread of its own, which ends with it."""
+
+    def __init__(self, epoch: int, make: Callable[[int], npt.NDArray[Any]]) -> None:
+        self.epoch = epoch
+        self._make = make
+        self._rows: npt.NDArray[Any] | None = None
+        # A daemon, since it cannot be stopped and a program that ends should not wait for it.
+        self._thread = threading.Thread(target=self._run, name="regrain-order", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        # Without memory for two orders, the next one is made when it is needed.
+        with contextlib.suppress(MemoryError):
+            self._rows = self._make(self.epoch)
+
+    def result(self) -> npt.NDArray[Any] | None:
+        """The order, or ``None`` where there was no memory to make it ahead."""
+        self._thread.join()
+        return self._rows
 
 
 def _in_order(start: int, stop: int) -> Rows:
@@ -191,9 +281,23 @@ def _keys(num_records: int, seed: int, epoch: int, count: int) -> list[np.uint64
     return [np.uint64(word) for word in struct.unpack(f"<{count}Q", digest)]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Network:
+    """Shape and keys of a network that permutes ``0 <= left < a, 0 <= right < b`` with ``a * b >= n``.
+
+    All but ``limit`` are uint64[()]: as an operand, an array without axes costs NumPy half of what a
+    scalar does.
+    """
+
+    a: _Words
+    b: _Words
+    keys: tuple[_Words, ...]
+    limit: int
+
+
 @functools.lru_cache(maxsize=64)
-def _network(num_records: int, seed: int, epoch: int) -> tuple[int, int, tuple[np.uint64, ...]]:
-    """Shape and keys of the network: it permutes ``0 <= left < a, 0 <= right < b`` with ``a * b >= n``.
+def _network(num_records: int, seed: int, epoch: int) -> _Network:
+    """The network of an epoch.
 
     The sides are near the square root, chosen so that few points lie beyond the last record: those
     have to be walked over (see `_walk`).
@@ -201,27 +305,37 @@ def _network(num_records: int, seed: int, epoch: int) -> tuple[int, int, tuple[n
     root = math.isqrt(num_records - 1) + 1
     a = min(range(root, root + 64), key=lambda side: -num_records % side)
     b = -(-num_records // a)
-    return a, b, tuple(_keys(num_records, seed, epoch, _ROUNDS))
+    keys = _keys(num_records, seed, epoch, _ROUNDS)
+    return _Network(_word(a), _word(b), tuple(map(_word, keys)), num_records)
 
 
-def _walk(step: Any, points: _Words, num_records: int, seed: int, epoch: int) -> Rows:
+def _word(value: int | np.uint64) -> _Words:
+    return np.array(value, np.uint64)
+
+
+_W_MIX_1: Final = _word(_MIX_1)
+_W_32: Final = _word(32)
+_Step = Callable[[_Words, _Network], _Words]
+
+
+def _walk(step: _Step, points: _Words, network: _Network) -> Rows:
     """Applies a permutation of ``a * b`` points until each is a record.
 
     Cycle walking (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002) makes a
     permutation of the records out of a permutation of a slightly larger set.
     """
-    network = _network(num_records, seed, epoch)
-    limit = np.uint64(num_records)
+    if points.size == 0:
+        return points.view(np.int64)
     points = step(points, network)
-    beyond = np.flatnonzero(points >= limit)
-    while beyond.size:
+    # As a rule no point is beyond: the largest tells so at less cost than a comparison of each.
+    while points.max() >= network.limit:
+        beyond = np.flatnonzero(points >= np.uint64(network.limit))
         points[beyond] = step(points[beyond], network)
-        beyond = beyond[points[beyond] >= limit]
     return points.view(np.int64)
 
 
-def _round(words: _Words, key: np.uint64, side: np.uint64) -> _Words:
-    """A keyed hash of each word into ``0 <= result < side``, for ``side <= 2**32``.
+def _round(words: _Words, key: _Words, side: _Words, out: _Words) -> None:
+    """Puts a keyed hash of each word, ``0 <= hash < side`` for ``side <= 2**32``, into ``out``.
 
     A middle square (the upper half of the low 64 bits of a square, as in Widynski, "Squares: a fast
     counter-based RNG", 2020), then Lemire's multiply-shift in place of a remainder ("Fast random
@@ -230,40 +344,50 @@ def _round(words: _Words, key: np.uint64, side: np.uint64) -> _Words:
     trait is left by construction: where both sides are odd and their product is the number of
     records, the permutation is even.
     """
-    words = words * _MIX_1
-    words += key
-    words *= words
-    words >>= _U32
-    words *= side
-    words >>= _U32
-    return words
+    # Ufuncs with their output as third argument: in small calls, all else would be overhead.
+    np.multiply(words, _W_MIX_1, out)
+    np.add(out, key, out)
+    np.multiply(out, out, out)
+    np.right_shift(out, _W_32, out)
+    np.multiply(out, side, out)
+    np.right_shift(out, _W_32, out)
 
 
-def _forward(points: _Words, network: tuple[int, int, tuple[np.uint64, ...]]) -> _Words:
-    a, b, keys = np.uint64(network[0]), np.uint64(network[1]), network[2]
+def _forward(points: _Words, network: _Network) -> _Words:
+    a, b, keys = network.a, network.b, network.keys
     left = points // b
-    right = points - left * b
+    hashes = left * b
+    right = points - hashes
     for i in range(0, _ROUNDS, 2):
-        left += _round(right, keys[i], a)
-        left = np.minimum(left, left - a)  # modulo a: below a, the difference wraps to far above
-        right += _round(left, keys[i + 1], b)
-        right = np.minimum(right, right - b)
-    left *= b
-    left += right
+        _round(right, keys[i], a, hashes)
+        np.add(left, hashes, left)
+        np.subtract(left, a, hashes)
+        np.minimum(left, hashes, out=left)  # modulo a: below a, the difference wraps to far above
+        _round(left, keys[i + 1], b, hashes)
+        np.add(right, hashes, right)
+        np.subtract(right, b, hashes)
+        np.minimum(right, hashes, out=right)
+    np.multiply(left, b, left)
+    np.add(left, right, left)
     return left
 
 
-def _backward(points: _Words, network: tuple[int, int, tuple[np.uint64, ...]]) -> _Words:
-    a, b, keys = np.uint64(network[0]), np.uint64(network[1]), network[2]
+def _backward(points: _Words, network: _Network) -> _Words:
+    a, b, keys = network.a, network.b, network.keys
     left = points // b
-    right = points - left * b
+    hashes = left * b
+    right = points - hashes
     for i in range(_ROUNDS - 2, -2, -2):
-        right -= _round(left, keys[i + 1], b)
-        right = np.minimum(right, right + b)
-        left -= _round(right, keys[i], a)
-        left = np.minimum(left, left + a)
-    left *= b
-    left += right
+        _round(left, keys[i + 1], b, hashes)
+        np.subtract(right, hashes, right)
+        np.add(right, b, hashes)
+        np.minimum(right, hashes, out=right)
+        _round(right, keys[i], a, hashes)
+        np.subtract(left, hashes, left)
+        np.add(left, a, hashes)
+        np.minimum(left, hashes, out=left)
+    np.multiply(left, b, left)
+    np.add(left, right, left)
     return left
 
 

@@ -108,7 +108,7 @@ class Pipeline:
         self._excluded = _excluded(source, config)
         self._bad: collections.Counter[int | str] = collections.Counter()
         self._bad_lock = threading.Lock()  # reading threads count too
-        self._order = EpochOrder(len(source), config.seed, config.shuffle)
+        self._order = EpochOrder(len(source), config.seed, config.shuffle, config.num_epochs)
         self._specs = {name: (field.dtype, field.shape) for name, field in self.fields.items()}
 
     def __repr__(self) -> str:

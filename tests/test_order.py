@@ -7,11 +7,13 @@ is also shown to catch a planted bad order.
 """
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import itertools
 import math
 import sys
+import threading
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -102,8 +104,9 @@ def test_network_is_a_bijection_at_every_small_size() -> None:
 
 def test_points_beyond_the_last_record_are_walked_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many they are: here half of the square, so that walks are long."""
-    keys = order._network(5000, 17, 3)[2]
-    monkeypatch.setattr(order, "_network", lambda *stream: (101, 99, keys))
+    a, b = np.array(101, np.uint64), np.array(99, np.uint64)
+    network = dataclasses.replace(order._network(5000, 17, 3), a=a, b=b)
+    monkeypatch.setattr(order, "_network", lambda *stream: network)
     rows = epoch_order(5000, 17, 3)
     assert_bijection(rows, 5000)
     assert [position_of(row, 5000, 17, 3) for row in rows[:500].tolist()] == list(range(500))
@@ -454,16 +457,17 @@ class Raced(order.EpochOrder):
     """Another thread serves another epoch each time that one has looked at what is kept."""
 
     looks = 0
-    _now: tuple[int, int, npt.NDArray[Any]]
+    _now: order._Kept
 
     @property
-    def _kept(self) -> tuple[int, int, npt.NDArray[Any]]:
-        kept, self._now = self._now, (99, 0, np.full(self._num_records, -1))
+    def _kept(self) -> order._Kept:
+        wrong = np.full(self._num_records, -1)
+        kept, self._now = self._now, order._Kept(99, 0, self._num_records, wrong)
         self.looks += 1
         return kept
 
     @_kept.setter
-    def _kept(self, kept: tuple[int, int, npt.NDArray[Any]]) -> None:
+    def _kept(self, kept: order._Kept) -> None:
         self._now = kept
 
 
@@ -474,9 +478,137 @@ def test_stream_looks_once_at_what_threads_replace(shuffle: str) -> None:
     for start in (0, 500, 19_500):
         wanted = epoch_order(20_000, 17, 3, shuffle, start, start + 500)
         np.testing.assert_array_equal(stream.rows(3, start, start + 500), wanted)
-        stream._kept = (3, start, wanted)
+        stream._kept = order._Kept(3, start, start + 500, wanted)
         np.testing.assert_array_equal(stream.rows(3, start, start + 500), wanted)
     assert stream.looks
+
+
+class Counted:
+    """Counts the positions that are made, and those asked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[int, int, int]] = []
+
+        def counting(
+            num_records: int, seed: int, epoch: int, shuffle: str, start: int, stop: int
+        ) -> Rows:
+            self.calls.append((epoch, start, stop))
+            return epoch_order(num_records, seed, epoch, shuffle, start, stop)
+
+        monkeypatch.setattr(order, "epoch_order", counting)
+
+
+def test_a_batch_asked_for_on_its_own_costs_itself_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Counted(monkeypatch)
+    stream = order.EpochOrder(10**12, 17, "feistel")
+    asked = [(3, 10**11, 10**11 + 256), (3, 0, 256), (0, 512, 768), (1, 0, 256)]
+    for epoch, start, stop in asked:
+        stream.rows(epoch, start, stop)
+    assert counted.calls == asked
+
+
+def test_batches_that_follow_each_other_are_made_in_growing_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted = Counted(monkeypatch)
+    num_records, size = 100_000, 300
+    stream = order.EpochOrder(num_records, 17, "feistel")
+    for epoch in (0, 1):
+        for start in range(0, num_records, size):
+            stream.rows(epoch, start, min(start + size, num_records))
+    lengths = [stop - start for epoch, start, stop in counted.calls]
+    whole = order._BLOCK // size * size
+    assert lengths[:7] == [300, 600, 1200, 2400, 4800, 9600, whole]
+    assert max(lengths) == whole
+    assert sum(lengths) == 2 * num_records, "nothing is made twice"
+    assert len(lengths) <= 6 + 2 * (1 + num_records // whole)
+
+
+# The next permutation, made ahead
+
+
+def order_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "regrain-order"]
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    """The epochs whose permutation is made, and by which thread."""
+    calls: list[tuple[int, str]] = []
+    make = order._numpy_permutation
+
+    def counting(num_records: int, seed: int, epoch: int) -> Rows:
+        calls.append((epoch, threading.current_thread().name))
+        return make(num_records, seed, epoch)
+
+    monkeypatch.setattr(order, "_numpy_permutation", counting)
+    return calls
+
+
+AHEAD_FROM: Final = order._AHEAD_FROM
+
+
+@pytest.mark.parametrize("num_epochs", [3, None])
+def test_each_permutation_is_made_once_and_the_next_one_ahead(
+    num_epochs: int | None, made: list[tuple[int, str]]
+) -> None:
+    here = threading.current_thread().name
+    stream = order.EpochOrder(AHEAD_FROM, 17, "permutation", num_epochs)
+    for epoch in range(3):
+        rows = [stream.rows(epoch, start, start + 256) for start in range(0, AHEAD_FROM, 256)]
+        assert np.array_equal(
+            np.concatenate(rows),
+            np.random.default_rng(np.random.SeedSequence([17, epoch])).permutation(AHEAD_FROM),
+        )
+        for thread in order_threads():
+            thread.join()
+    ahead = [(1, "regrain-order"), (2, "regrain-order")] + [(3, "regrain-order")] * (not num_epochs)
+    assert made == [(0, here), *ahead], "none after the last epoch"
+    assert order_threads() == []
+
+
+def test_permutation_made_ahead_that_is_not_asked_for_does_no_harm(
+    made: list[tuple[int, str]],
+) -> None:
+    stream = order.EpochOrder(AHEAD_FROM, 17, "permutation")
+    wanted = {e: epoch_order(AHEAD_FROM, 17, e, "permutation") for e in (0, 5)}
+    for epoch in (0, 5, 0):
+        rows = stream.rows(epoch, AHEAD_FROM - 9, AHEAD_FROM)
+        assert np.array_equal(rows, wanted[epoch][-9:])
+        assert np.array_equal(stream.rows(epoch, AHEAD_FROM - 9, AHEAD_FROM), rows)
+    for thread in order_threads():
+        thread.join()
+
+
+def test_without_memory_for_two_permutations_each_is_made_when_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make = order._numpy_permutation
+
+    def short_of_memory(num_records: int, seed: int, epoch: int) -> Rows:
+        if threading.current_thread().name == "regrain-order":
+            raise MemoryError
+        return make(num_records, seed, epoch)
+
+    monkeypatch.setattr(order, "_numpy_permutation", short_of_memory)
+    stream = order.EpochOrder(AHEAD_FROM, 17, "permutation")
+    for epoch in (0, 1):
+        rows = [stream.rows(epoch, start, start + 2**15) for start in range(0, AHEAD_FROM, 2**15)]
+        assert np.array_equal(
+            np.concatenate(rows), epoch_order(AHEAD_FROM, 17, epoch, "permutation")
+        )
+    for thread in order_threads():
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("num_records", "itemsize"), [(200, 1), (256, 1), (257, 2), (65_536, 2), (65_537, 4)]
+)
+def test_permutation_is_kept_in_the_smallest_integer_type(num_records: int, itemsize: int) -> None:
+    stream = order.EpochOrder(num_records, 17, "permutation")
+    rows = stream.rows(0, 0, 100)
+    assert rows.dtype == np.int64
+    assert stream._kept.rows.itemsize == itemsize
 
 
 # Arguments
@@ -856,7 +988,7 @@ def orders_of(make: Maker, num_records: int, count: int) -> Rows:
 def test_network_over_few_records_is_uniform() -> None:
     with planted(exact_up_to=0):
         orders = orders_of(feistel_order, 64, 4000)
-        assert order._network(64, 0, 0)[:2] == (8, 8)
+        assert sides_of(64) == (8, 8)
     assert places_are_uniform(orders)
     assert differences_are_uniform(orders, (8, 8))
 
@@ -928,7 +1060,8 @@ def test_spread_of_a_stretch_catches_a_network_of_two_rounds(view: str) -> None:
 
 
 def sides_of(num_records: int) -> tuple[int, int]:
-    return order._network(num_records, 0, 0)[:2]
+    network = order._network(num_records, 0, 0)
+    return int(network.a), int(network.b)
 
 
 def batch_of(num_records: int) -> int:
