@@ -24,6 +24,7 @@ from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+from numpy import add, minimum, multiply, right_shift, subtract
 
 Shuffle = Literal["feistel", "permutation", "none"]
 Rows = npt.NDArray[np.int64]
@@ -283,16 +284,22 @@ def _keys(num_records: int, seed: int, epoch: int, count: int) -> list[np.uint64
 
 @dataclasses.dataclass(frozen=True)
 class _Network:
-    """Shape and keys of a network that permutes ``0 <= left < a, 0 <= right < b`` with ``a * b >= n``.
+    """Shape and keys of a network that permutes ``0 <= left < a, 0 <= right < b`` with ``a * b >= limit``.
 
     All but ``limit`` are uint64[()]: as an operand, an array without axes costs NumPy half of what a
     scalar does.
     """
 
-    a: _Words
     b: _Words
-    keys: tuple[_Words, ...]
+    #: Of each round the key, and the side of the half that it moves: a, b, a, b, ...
+    rounds: tuple[tuple[_Words, _Words], ...]
     limit: int
+
+    @classmethod
+    def of(cls, a: int, b: int, keys: list[np.uint64], limit: int) -> "_Network":
+        sides = _word(a), _word(b)
+        rounds = tuple((_word(key), sides[i % 2]) for i, key in enumerate(keys))
+        return cls(sides[1], rounds, limit)
 
 
 @functools.lru_cache(maxsize=64)
@@ -305,8 +312,7 @@ def _network(num_records: int, seed: int, epoch: int) -> _Network:
     root = math.isqrt(num_records - 1) + 1
     a = min(range(root, root + 64), key=lambda side: -num_records % side)
     b = -(-num_records // a)
-    keys = _keys(num_records, seed, epoch, _ROUNDS)
-    return _Network(_word(a), _word(b), tuple(map(_word, keys)), num_records)
+    return _Network.of(a, b, _keys(num_records, seed, epoch, _ROUNDS), num_records)
 
 
 def _word(value: int | np.uint64) -> _Words:
@@ -334,61 +340,60 @@ def _walk(step: _Step, points: _Words, network: _Network) -> Rows:
     return points.view(np.int64)
 
 
-def _round(words: _Words, key: _Words, side: _Words, out: _Words) -> None:
-    """Puts a keyed hash of each word, ``0 <= hash < side`` for ``side <= 2**32``, into ``out``.
-
-    A middle square (the upper half of the low 64 bits of a square, as in Widynski, "Squares: a fast
-    counter-based RNG", 2020), then Lemire's multiply-shift in place of a remainder ("Fast random
-    integer generation in an interval", ACM TOMACS 2019). Over as many records as a network is used
-    for, the tests cannot tell eight rounds of it from NumPy's permutations; they can tell four. One
-    trait is left by construction: where both sides are odd and their product is the number of
-    records, the permutation is even.
-    """
-    # Ufuncs with their output as third argument: in small calls, all else would be overhead.
-    np.multiply(words, _W_MIX_1, out)
-    np.add(out, key, out)
-    np.multiply(out, out, out)
-    np.right_shift(out, _W_32, out)
-    np.multiply(out, side, out)
-    np.right_shift(out, _W_32, out)
-
-
 def _forward(points: _Words, network: _Network) -> _Words:
-    a, b, keys = network.a, network.b, network.keys
-    left = points // b
-    hashes = left * b
-    right = points - hashes
-    for i in range(0, _ROUNDS, 2):
-        _round(right, keys[i], a, hashes)
-        np.add(left, hashes, left)
-        np.subtract(left, a, hashes)
-        np.minimum(left, hashes, out=left)  # modulo a: below a, the difference wraps to far above
-        _round(left, keys[i + 1], b, hashes)
-        np.add(right, hashes, right)
-        np.subtract(right, b, hashes)
-        np.minimum(right, hashes, out=right)
-    np.multiply(left, b, left)
-    np.add(left, right, left)
-    return left
+    left, right = _split(points, network)
+    left, right = _rounds(left, right, network.rounds, add, subtract)
+    return _joined(left, right, network)
 
 
 def _backward(points: _Words, network: _Network) -> _Words:
-    a, b, keys = network.a, network.b, network.keys
-    left = points // b
-    hashes = left * b
-    right = points - hashes
-    for i in range(_ROUNDS - 2, -2, -2):
-        _round(left, keys[i + 1], b, hashes)
-        np.subtract(right, hashes, right)
-        np.add(right, b, hashes)
-        np.minimum(right, hashes, out=right)
-        _round(right, keys[i], a, hashes)
-        np.subtract(left, hashes, left)
-        np.add(left, a, hashes)
-        np.minimum(left, hashes, out=left)
-    np.multiply(left, b, left)
-    np.add(left, right, left)
-    return left
+    left, right = _split(points, network)
+    right, left = _rounds(right, left, network.rounds[::-1], subtract, add)
+    return _joined(left, right, network)
+
+
+def _split(points: _Words, network: _Network) -> tuple[_Words, _Words]:
+    left = points // network.b
+    right = left * network.b
+    return left, subtract(points, right, right)
+
+
+def _joined(left: _Words, right: _Words, network: _Network) -> _Words:
+    multiply(left, network.b, left)
+    return add(left, right, left)
+
+
+def _rounds(
+    left: _Words,
+    right: _Words,
+    rounds: tuple[tuple[_Words, _Words], ...],
+    move: np.ufunc,
+    correct: np.ufunc,
+) -> tuple[_Words, _Words]:
+    """Moves the left half by a keyed hash of the right one, modulo its side, then swaps them; and so on.
+
+    The hash is a middle square (the upper half of the low 64 bits of a square, as in Widynski,
+    "Squares: a fast counter-based RNG", 2020), put below the side, which is at most 2**32, by
+    Lemire's multiply-shift in place of a remainder ("Fast random integer generation in an interval",
+    ACM TOMACS 2019). Over as many records as a network is used for, the tests cannot tell eight
+    rounds of it from NumPy's permutations; they can tell four. One trait is left by construction:
+    where both sides are odd and their product is the number of records, the permutation is even.
+    """
+    out, mix, half = np.empty_like(left), _W_MIX_1, _W_32
+    # For a batch, nearly all time goes into calling NumPy: hence bare names, and outputs as third
+    # arguments.
+    for key, side in rounds:
+        multiply(right, mix, out)
+        add(out, key, out)
+        multiply(out, out, out)
+        right_shift(out, half, out)
+        multiply(out, side, out)
+        right_shift(out, half, out)
+        move(left, out, left)
+        correct(left, side, out)
+        minimum(left, out, out=left)  # the one of both that has not wrapped to far above
+        left, right = right, left
+    return left, right
 
 
 def _integer(name: str, value: Any) -> int:

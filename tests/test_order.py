@@ -7,7 +7,6 @@ is also shown to catch a planted bad order.
 """
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import itertools
@@ -104,8 +103,7 @@ def test_network_is_a_bijection_at_every_small_size() -> None:
 
 def test_points_beyond_the_last_record_are_walked_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many they are: here half of the square, so that walks are long."""
-    a, b = np.array(101, np.uint64), np.array(99, np.uint64)
-    network = dataclasses.replace(order._network(5000, 17, 3), a=a, b=b)
+    network = order._Network.of(101, 99, order._keys(5000, 17, 3, 8), 5000)
     monkeypatch.setattr(order, "_network", lambda *stream: network)
     rows = epoch_order(5000, 17, 3)
     assert_bijection(rows, 5000)
@@ -1060,8 +1058,8 @@ def test_spread_of_a_stretch_catches_a_network_of_two_rounds(view: str) -> None:
 
 
 def sides_of(num_records: int) -> tuple[int, int]:
-    network = order._network(num_records, 0, 0)
-    return int(network.a), int(network.b)
+    rounds = order._network(num_records, 0, 0).rounds
+    return int(rounds[0][1]), int(rounds[1][1])
 
 
 def batch_of(num_records: int) -> int:
