@@ -1,0 +1,1 @@
+"""The sections of the benchmark: what is measured, each in a module of its own."""
