@@ -18,7 +18,7 @@ Batch = dict[str, Any]
 _LIMIT: Final = 2**63
 
 
-@dataclasses.dataclass(frozen=True, order=True)
+@dataclasses.dataclass(frozen=True, order=True, init=False)
 class Position:
     """A place in the stream, between two batches.
 
@@ -32,14 +32,21 @@ class Position:
     offset: int = 0
     step: int = 0
 
-    def __post_init__(self) -> None:
-        # Once a batch, so the usual case must cost next to nothing.
-        if type(self.epoch) is type(self.offset) is type(self.step) is int and (
-            0 <= self.epoch < _LIMIT and 0 <= self.offset < _LIMIT and 0 <= self.step < _LIMIT
+    def __init__(self, epoch: int = 0, offset: int = 0, step: int = 0) -> None:
+        # Made once a batch: the usual case must cost next to nothing.
+        if not (
+            type(epoch) is type(offset) is type(step) is int
+            and epoch >= 0
+            and offset >= 0
+            and step >= 0
+            and epoch | offset | step < _LIMIT
         ):
-            return
-        for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, _checked(field.name, getattr(self, field.name)))
+            epoch, offset, step = (
+                _checked(name, value)
+                for name, value in (("epoch", epoch), ("offset", offset), ("step", step))
+            )
+        fields = self.__dict__
+        fields["epoch"], fields["offset"], fields["step"] = epoch, offset, step
 
 
 def _checked(name: str, value: Any) -> int:
@@ -132,6 +139,10 @@ class Grid:
 
     def after(self, position: Position) -> Position:
         """The place behind the batch that begins at ``position``."""
+        size = self.config.batch_size
+        offset = position.offset + size
+        if offset + size <= self.num_records and not self.config.skip:
+            return Position(position.epoch, offset, position.step + 1)  # as nearly always
         return self.normal(Position(position.epoch, self.stop(position), position.step + 1))
 
     def is_end(self, position: Position) -> bool:

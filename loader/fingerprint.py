@@ -27,6 +27,7 @@ MAX_CHUNKS: Final = 2048
 ID_COLUMN: Final = "id"
 
 _MARK_HEX: Final = 12  # 48 bits: a mark only places a difference that whole digests have shown
+_INT64: Final = np.dtype(np.int64)
 _READ_BYTES: Final = 1 << 24
 _UNIQUE_UP_TO: Final = 1 << 22
 _COMPARED_UP_TO: Final = 1 << 17
@@ -493,6 +494,8 @@ def read_ids(source: HasIds, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
     if rows.size == 0:  # no rows tell nothing of what IDs are like
         return read_ids(source, np.zeros(1, np.int64))[:0]
     ids = np.asarray(source.ids(rows))
+    if ids.dtype == _INT64 and ids.shape == rows.shape:
+        return ids
     if ids.dtype.kind in "iu" and ids.dtype.itemsize < 8:
         ids = ids.astype(np.int64)
     elif ids.dtype.kind == "O" and all(isinstance(name, str) for name in ids.flat):
@@ -514,15 +517,17 @@ def read_fields(
       ValueError: the source gives something else than its ``fields`` say; names the field.
     """
     given = source.read(rows)
-    if not isinstance(given, Mapping):
+    # Once a batch: the usual case, a dict of arrays, must cost next to nothing.
+    if type(given) is not dict and not isinstance(given, Mapping):
         raise ValueError(f"the source must read as a dict of arrays, not {type(given).__name__}")
-    absent = [name for name in specs if name not in given]
-    if absent:
-        raise ValueError(f"the source did not read {', '.join(map(repr, absent))}, of its fields")
     arrays = {}
+    length = rows.shape
     for name, (dtype, shape) in specs.items():
+        if name not in given:
+            absent = ", ".join(repr(name) for name in specs if name not in given)
+            raise ValueError(f"the source did not read {absent}, of its fields")
         arrays[name] = array = np.asarray(given[name])
-        if array.dtype != dtype or array.shape != (len(rows), *shape):
+        if array.dtype != dtype or array.shape != length + shape:
             raise ValueError(
                 f"field {name!r} reads as {array.dtype}{list(array.shape)} for {len(rows)} rows, "
                 f"but the source's fields say {dtype}{[len(rows), *shape]}"

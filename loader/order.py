@@ -20,7 +20,7 @@ import operator
 import struct
 import threading
 from collections.abc import Callable
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -168,14 +168,14 @@ class EpochOrder:
         """Rows at positions ``start`` to ``stop`` of ``epoch``: int64[stop - start], the caller's own."""
         if self._shuffle == "none":
             return _in_order(start, stop)
-        kept = self._kept
-        if kept.epoch != epoch or start < kept.start or stop > kept.stop:
+        kept_epoch, first, end, rows = self._kept
+        if kept_epoch != epoch or start < first or stop > end:
             make = self._epoch if self._shuffle == "permutation" else self._block
-            self._kept = kept = make(epoch, start, stop)
+            self._kept = _, first, _, rows = make(epoch, start, stop)
         elif self._shuffle == "permutation" and stop > self._num_records // 2:
             self._make_ahead(epoch + 1)
-        # Rows of a permutation may be kept in a smaller type.
-        return kept.rows[start - kept.start : stop - kept.start].astype(np.int64)
+        part = rows[start - first : stop - first]
+        return part.astype(np.int64) if self._shuffle == "permutation" else part.copy()
 
     def _block(self, epoch: int, start: int, stop: int) -> "_Kept":
         """The rows asked for, and more behind them if the last ones were asked for right before."""
@@ -217,8 +217,7 @@ class EpochOrder:
         return rows.astype(np.min_scalar_type(self._num_records - 1), copy=False)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Kept:
+class _Kept(NamedTuple):
     """Rows at positions ``start`` to ``stop`` of an epoch."""
 
     epoch: int

@@ -109,6 +109,7 @@ class Pipeline:
         self._bad: collections.Counter[int | str] = collections.Counter()
         self._bad_lock = threading.Lock()  # reading threads count too
         self._order = EpochOrder(len(source), config.seed, config.shuffle, config.num_epochs)
+        self._all = np.ones(min(config.batch_size, len(source)), np.bool_)
         self._specs = {name: (field.dtype, field.shape) for name, field in self.fields.items()}
 
     def __repr__(self) -> str:
@@ -240,8 +241,8 @@ class Pipeline:
         Raises:
           RecordReadError: a record cannot be read or transformed (see ``on_bad_record``).
         """
-        rows = self.rows_at(position)
-        ids = self._ids(rows)
+        rows = self._order.rows(position.epoch, position.offset, self.grid.stop(position))
+        ids = read_ids(self.source, rows)
         if self._excluded is None or not (excluded := np.isin(ids, self._excluded)).any():
             batch = self._good_records(rows, ids, position)
         else:
@@ -266,8 +267,8 @@ class Pipeline:
 
     def _gather(self, rows: Rows, ids: npt.NDArray[Any]) -> Batch:
         """The transformed records of some rows."""
-        batch: Batch = {"id": ids, "mask": np.ones(len(rows), np.bool_)}
-        batch |= read_fields(self.source, rows, self._specs)
+        batch: Batch = {"id": ids, "mask": self._all[: len(rows)].copy()}
+        batch.update(read_fields(self.source, rows, self._specs))
         return batch if self.transform is None else _transformed(self.transform, batch)
 
     def _without_bad_records(

@@ -71,8 +71,8 @@ class ArraySource:
     def ids(self, rows: npt.NDArray[np.int64], /) -> npt.NDArray[Any]:
         """IDs of ``rows: int64[k]``: int64[k] or str[k]."""
         if self._ids is None:
-            return np.array(rows, dtype=np.int64)
-        return self._ids[rows]
+            return rows.copy()
+        return self._ids.take(rows)
 
     def read(self, rows: npt.NDArray[np.int64], /) -> dict[str, npt.NDArray[Any]]:
         """All fields of ``rows: int64[k]``: for each a fresh array, dtype[k, *shape]."""
