@@ -6,13 +6,14 @@ makes train state, iterator and manifest visible together.
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import pathlib
 import signal
 import threading
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -54,7 +55,7 @@ from checkpointing.train_state import (
     stored_templates,
     to_stored,
 )
-from loader import BatchIterator, Difference, Pipeline, Position, ReadOptions
+from loader import BatchIterator, Device, Difference, Pipeline, Position, ReadOptions
 
 TrainState = TypeVar("TrainState")
 
@@ -149,6 +150,7 @@ class Checkpoints:
         allow: Collection[str] = (),
         verify: Verify = "full",
         read_options: ReadOptions | None = None,
+        device: Device | None = None,
     ) -> Run[TrainState]:
         """Goes on from the newest checkpoint that is whole, if it belongs to this run; or starts.
 
@@ -162,6 +164,7 @@ class Checkpoints:
           verify: ``"full"`` digests every file of the checkpoint; ``"manifest"`` trusts the content
             of the array files.
           read_options: as for `Pipeline.iterate`.
+          device: as for `Pipeline.iterate`.
 
         Returns:
           The `Run`. The same records come next, in the same batches, as without the stop.
@@ -182,6 +185,10 @@ class Checkpoints:
         if verify not in ("full", "manifest"):
             raise ValueError(f'verify must be "full" or "manifest", not {verify!r}')
         self._check_open()
+        iterate = functools.partial(
+            self._pipeline.iterate, read_options=read_options, device=device
+        )
+        iterate()  # what it refuses is refused before anything is read
         self.wait()
         leaves = describe(train_state)
         identity = Identity.of(self._pipeline, self._run_config, leaves)
@@ -195,7 +202,7 @@ class Checkpoints:
                 self._damaged[step] = str(damage)
                 _log.warning("%s step %d is damaged and was skipped: %s", self._shown, step, damage)
                 continue
-            return self._begin(identity, restored, found.position, read_options, found, changes)
+            return self._begin(identity, restored, iterate, found, changes)
         if self._damaged:
             raise CheckpointDamagedError(self._shown, self._damaged)
         if is_abstract(train_state):
@@ -204,7 +211,7 @@ class Checkpoints:
                 "values; pass the train state that the run begins with"
             )
         _check_step(train_state, 0, f"a new run in {self._shown}")
-        return self._begin(identity, train_state, Position(), read_options, None, {})
+        return self._begin(identity, train_state, iterate, None, {})
 
     def save(self, batches: BatchIterator, train_state: Any, *, force: bool = False) -> bool:
         """Saves train state and position, in the background, at multiples of ``save_every`` steps.
@@ -427,17 +434,15 @@ class Checkpoints:
         self,
         identity: Identity,
         train_state: TrainState,
-        position: Position,
-        read_options: ReadOptions | None,
+        iterate: Callable[..., BatchIterator],
         found: Manifest | None,
         changes: dict[str, list[Any]],
     ) -> Run[TrainState]:
         history = found.history if found else ()
-        if changes:
-            history = (*history, {"position": dataclasses.asdict(position), "changed": changes})
-        batches = self._pipeline.iterate(
-            position, read_options=read_options, on_batch=step_log_of_environment()
-        )
+        if found and changes:
+            position = dataclasses.asdict(found.position)
+            history = (*history, {"position": position, "changed": changes})
+        batches = iterate(found.position if found else None, on_batch=step_log_of_environment())
         self._resumed = _Resumed(identity, history, batches)
         self._writer.last_step = found.step if found else None
         if not found:

@@ -13,6 +13,8 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import numpy as np
+
 from loader import Position
 
 #: Names the file to which `Checkpoints.resume` has the batches of its iterator logged.
@@ -57,7 +59,7 @@ def step_log(path: str | os.PathLike[str]) -> OnBatch:
             {
                 **dataclasses.asdict(position),
                 "ids": batch["id"].tolist(),
-                "mask": batch["mask"].astype(int).tolist(),
+                "mask": np.asarray(batch["mask"]).astype(int).tolist(),
                 "monotonic_s": time.monotonic(),
             }
         )

@@ -4,6 +4,7 @@ from loader.audit import AuditReport, Finding, Offender, audit, audit_batches
 from loader.batching import Position, masked_mean
 from loader.config import PipelineConfig
 from loader.determinism import Change, TransformReport, check_transform
+from loader.device import Device
 from loader.fingerprint import Difference, Fingerprint, dataset_digest, fingerprint
 from loader.order import ORDER_VERSIONS, epoch_order, position_of
 from loader.pipeline import BatchIterator, Pipeline, ReadOptions, RecordReadError
@@ -16,6 +17,7 @@ __all__ = [
     "AuditReport",
     "BatchIterator",
     "Change",
+    "Device",
     "Difference",
     "Field",
     "Finding",

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from loader.batching import Batch, Grid, Position, passing, spread
 from loader.config import PipelineConfig
+from loader.device import Device, check_device, to_device
 from loader.fingerprint import Fingerprint, read_fields, read_ids
 from loader.order import EpochOrder, Rows
 from loader.sources import RecordSource, check_source
@@ -144,6 +145,7 @@ class Pipeline:
         start: Position | None = None,
         *,
         read_options: ReadOptions | None = None,
+        device: Device | None = None,
         on_batch: "OnBatch | None" = None,
     ) -> "BatchIterator":
         """An iterator over the stream, in constant time from any position.
@@ -153,18 +155,26 @@ class Pipeline:
             number of records into it: batches are counted on from there.
           read_options: Grain's reading threads and the batches they read ahead; by default none.
             They have no influence on what is delivered or on the iterator's state.
+          device: a `jax.Device`, or a `jax.sharding.Sharding` that splits the batch axis; fields
+            that JAX has a dtype for are delivered as `jax.Array` there (``id`` never is: its 64
+            bits would be cut). The next batch is read, and its transfer begun, before a batch is
+            delivered, so that it goes on while that one is trained on. By default all fields are
+            NumPy arrays.
           on_batch: called with each batch and the position at which it begins, right before the
             batch is delivered: to log, to count. It must not change the batch.
 
         Raises:
-          TypeError, ValueError: a position that cannot be one of this stream.
+          TypeError, ValueError: a position that cannot be one of this stream, or a device that
+            cannot hold its batches.
         """
         start = Position() if start is None else start
         if not isinstance(start, Position):
             raise TypeError(f"start must be a Position, not {start!r}")
         if read_options is not None and not isinstance(read_options, ReadOptions):  # type: ignore[misc]
             raise TypeError(f"read_options must be a ReadOptions, not {read_options!r}")
-        return BatchIterator(self, start, read_options, on_batch)
+        if device is not None:
+            check_device(device, self._batch_sizes())
+        return BatchIterator(self, start, read_options, device, on_batch)
 
     def __iter__(self) -> "BatchIterator":
         return self.iterate()
@@ -252,6 +262,13 @@ class Pipeline:
             batch = spread(batch, slice(len(rows)), self.config.batch_size)
         return batch
 
+    def _batch_sizes(self) -> set[int]:
+        """Lengths of the batch axis that occur."""
+        size, left = self.config.batch_size, len(self.source) % self.config.batch_size
+        if self.config.final_batch != "partial" or left == 0:
+            return {size}
+        return {left} if left == len(self.source) else {size, left}
+
     def _good_records(self, rows: Rows, ids: npt.NDArray[Any], position: Position) -> Batch:
         """The transformed records of some rows, with empty slots for bad ones where that is asked for."""
         if len(rows) == 0:
@@ -328,13 +345,17 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         pipeline: Pipeline,
         start: Position,
         read_options: ReadOptions | None = None,
+        device: Device | None = None,
         on_batch: OnBatch | None = None,
     ) -> None:
         super().__init__()
         self._pipeline = pipeline
         self._read_options = read_options or _NO_THREADS
+        self._device = device
         self._on_batch = on_batch
         self._batches: grain.DatasetIterator[Batch] | None = None
+        #: The batch at the position, where it is on its way to the device already.
+        self._moving: Batch | None = None
         self._position = pipeline.grid.check(start)
 
     @property
@@ -354,10 +375,10 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         if grid.is_end(self._position):
             raise StopIteration
         try:
-            if self._read_options.num_threads == 0:
-                batch = self._pipeline.read(self._position)
+            if self._device is None:
+                batch = self._read(self._position)
             else:
-                batch = next(self._prefetched())
+                batch = self._moved(self._device)
             if self._on_batch is not None:
                 self._on_batch(self._position, batch)
             self._position = grid.after(self._position)
@@ -365,6 +386,25 @@ class BatchIterator(grain.DatasetIterator[Batch]):
             # Grain's own iterator has lost count, or is a batch ahead; the next call starts a new one.
             self._drop_prefetched()
             raise
+        return batch
+
+    def _read(self, position: Position) -> Batch:
+        """The batch at a position, which is the one behind that last read."""
+        if self._read_options.num_threads == 0:
+            return self._pipeline.read(position)
+        return next(self._prefetched())
+
+    def _moved(self, device: Device) -> Batch:
+        """The batch at the position, on the device; begins to move the one behind it."""
+        batch, self._moving = self._moving, None
+        if batch is None:
+            batch = to_device(self._read(self._position), device)
+        following = self._pipeline.grid.after(self._position)
+        if not self._pipeline.grid.is_end(following):
+            try:
+                self._moving = to_device(self._read(following), device)
+            except Exception:  # noqa: BLE001 (it is met again when that batch's turn comes)
+                self._drop_prefetched()
         return batch
 
     def start_prefetch(self) -> None:
@@ -379,6 +419,7 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         return self._batches
 
     def _drop_prefetched(self) -> None:
+        self._moving = None
         batches, self._batches = self._batches, None
         if batches is not None:
             batches.close()
@@ -404,7 +445,7 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         self._position = position
 
     def close(self) -> None:
-        """Ends the reading threads, if there are any. Safe to call again."""
+        """Ends the reading threads, if there are any, and lets go of what was read ahead. Safe to call again."""
         self._drop_prefetched()
         super().close()
 

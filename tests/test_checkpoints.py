@@ -1691,3 +1691,31 @@ def test_each_nested_setting_of_the_run_is_named(run_directory: pathlib.Path) ->
     assert [(one.name, one.checkpoint, one.now) for one in caught.value.differences] == [
         ("run_config.model.lr", "0.1", "0.2")
     ]
+
+
+def test_batches_of_a_resume_are_delivered_on_a_device(
+    run_directory: pathlib.Path, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.setenv("REGRAIN_STEP_LOG", str(tmp_path / "log"))
+    state = a_state()
+    for first in (0, 2):
+        with Checkpoints(run_directory, a_pipeline(), save_every=2, keep=2) as checkpoints:
+            run = checkpoints.resume(state, device=jax.devices("cpu")[0])
+            assert run.position.step == first
+            state = run.train_state
+            for _ in range(2):
+                batch = next(run.batches)
+                assert isinstance(batch["x"], jax.Array)
+                assert isinstance(batch["mask"], jax.Array)
+                state = train_step(state, batch)
+            assert checkpoints.save(run.batches, state)
+    log = checkpointing.read_step_log(tmp_path / "log")
+    assert [delivery.position.step for delivery in log] == [0, 1, 2, 3]
+
+
+def test_wrong_device_is_refused_before_anything_is_read(run_directory: pathlib.Path) -> None:
+    with (
+        Checkpoints(run_directory, a_pipeline(), save_every=2, keep=2) as checkpoints,
+        pytest.raises(TypeError, match="device must be"),
+    ):
+        checkpoints.resume(a_state(), device="cpu")
