@@ -1,14 +1,14 @@
 """A stream of batches for JAX training loops that is a pure function of data and configuration."""
 
 from loader.audit import AuditReport, Finding, Offender, audit, audit_batches
-from loader.batching import Position, masked_mean
+from loader.batching import Position, Segment, masked_mean
 from loader.config import PipelineConfig
 from loader.determinism import Change, TransformReport, check_transform
 from loader.device import Device
 from loader.fingerprint import Difference, Fingerprint, dataset_digest, fingerprint
 from loader.order import ORDER_VERSIONS, epoch_order, position_of
 from loader.pipeline import BatchIterator, Pipeline, ReadOptions, RecordReadError
-from loader.provenance import Provenance, Segment, StepRecords, Visit, provenance
+from loader.provenance import Provenance, StepRecords, Visit, provenance
 from loader.sources import ArraySource, Field, RecordSource
 
 __all__ = [

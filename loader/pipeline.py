@@ -6,6 +6,7 @@ by `order` and `batching`, as a pure function of the configuration, so every way
 """
 
 import collections
+import dataclasses
 import logging
 import operator
 import sys
@@ -16,7 +17,7 @@ from typing import Any, Final, SupportsIndex, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from loader.batching import Batch, Grid, Position, passing, spread
+from loader.batching import Batch, Grid, Position, Segment, spread
 from loader.config import PipelineConfig
 from loader.device import Device, check_device, to_device
 from loader.fingerprint import Fingerprint, read_fields, read_ids
@@ -138,7 +139,7 @@ class Pipeline:
 
         Its length is that of the pipeline; ``sys.maxsize`` where that has no end.
         """
-        return _Batches(self, Position())
+        return self.batches_from(Position())
 
     def iterate(
         self,
@@ -261,6 +262,14 @@ class Pipeline:
         if len(rows) < self.config.batch_size and self.config.final_batch == "pad":
             batch = spread(batch, slice(len(rows)), self.config.batch_size)
         return batch
+
+    def batches_from(self, position: Position) -> grain.MapDataset[Batch]:
+        """The batches from a position on, which may be any number of records into an epoch."""
+        start = self.grid.normal(position)
+        count = Segment(len(self.source), self.config, start).num_steps
+        endless = dataclasses.replace(self.config, num_epochs=None)
+        rest = Segment(len(self.source), endless, start)
+        return NumberedBatches(count, lambda number: self.read(rest.position(start.step + number)))
 
     def _batch_sizes(self) -> set[int]:
         """Lengths of the batch axis that occur."""
@@ -414,7 +423,7 @@ class BatchIterator(grain.DatasetIterator[Batch]):
 
     def _prefetched(self) -> Any:
         if self._batches is None:
-            ahead = _Batches(self._pipeline, self._position)
+            ahead = self._pipeline.batches_from(self._position)
             self._batches = iter(ahead.to_iter_dataset(self._read_options))
         return self._batches
 
@@ -450,51 +459,29 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         super().close()
 
 
-class _Batches(grain.MapDataset[Batch]):
-    """The batches from a position on, by number, as Grain's executors want them."""
+class NumberedBatches(grain.MapDataset[Batch]):
+    """Batches by number, as Grain's executors want them.
 
-    def __init__(self, pipeline: Pipeline, start: Position) -> None:
+    Args:
+      count: how many; ``None`` is without end, for which Grain's word is ``sys.maxsize``.
+      read: gives the batch of a number, from 0; numbers beyond the last are asked for by ``repeat``.
+    """
+
+    def __init__(self, count: int | None, read: Callable[[int], Batch]) -> None:
         super().__init__()
-        self._pipeline = pipeline
-        self._start = start = pipeline.grid.normal(start)
-        #: Batches of the first epoch, which may begin anywhere in it.
-        self._first = pipeline.grid.steps_after(start.offset)
-        #: What is skipped, counted in batches from the start on.
-        self._skip = [(self._until(a), self._until(b)) for a, b in pipeline.config.skip]
+        self._count = sys.maxsize if count is None else min(count, sys.maxsize)
+        self._read = read
 
     def __len__(self) -> int:
-        grid, epochs = self._pipeline.grid, self._pipeline.config.num_epochs
-        if epochs is None:
-            return sys.maxsize
-        if grid.is_end(self._start):
-            return 0
-        steps = self._until(epochs * grid.steps_per_epoch)
-        skipped = sum(min(end, steps) - min(first, steps) for first, end in self._skip)
-        return min(steps - skipped, sys.maxsize)
+        return self._count
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.slice(index)
-        return self._pipeline.read(self._at(operator.index(index)))
-
-    def _at(self, index: int) -> Position:
-        start, grid = self._start, self._pipeline.grid
-        if index < 0:
-            raise IndexError(f"batches are numbered from 0, and {index} is none of them")
-        step, batch_size = start.step + index, self._pipeline.config.batch_size
-        index = passing(self._skip, index)
-        if index < self._first:
-            return Position(start.epoch, start.offset + index * batch_size, step)
-        epochs, batch = divmod(index - self._first, grid.steps_per_epoch)
-        return Position(start.epoch + 1 + epochs, batch * batch_size, step)
-
-    def _until(self, number: int) -> int:
-        """How many batches from the start on have a smaller number, skipped ones included."""
-        grid, start = self._pipeline.grid, self._start
-        border = (start.epoch + 1) * grid.steps_per_epoch
-        if number > border:
-            return self._first + number - border
-        return max(0, min(self._first, number - grid.number(start)))
+        number = operator.index(index)
+        if number < 0:
+            raise IndexError(f"batches are numbered from 0, and {number} is none of them")
+        return self._read(number)
 
 
 def _excluded(source: RecordSource, config: PipelineConfig) -> npt.NDArray[Any] | None:

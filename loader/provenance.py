@@ -1,8 +1,7 @@
 """Which records came in a step, and in which steps a record came: by formula, with nothing replayed.
 
-Words: a run is a row of segments, each under one config, and each but the first begins where a
-resume changed something (the batch size, what is left out). Inside a segment, batches are counted
-by an index from its start on, those that `PipelineConfig.skip` leaves out included.
+A run is a row of segments, each under one config, and each but the first begins where a resume
+changed something (the batch size, what is left out).
 """
 
 import bisect
@@ -11,18 +10,16 @@ import functools
 import itertools
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Literal, SupportsIndex
+from typing import Any, Final, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
 from loader import order
-from loader.batching import Grid, Position, passing
+from loader.batching import Outcome, Position, Segment
 from loader.config import PipelineConfig
 from loader.fingerprint import HasIds, read_ids
 from loader.pipeline import Pipeline
-
-Outcome = Literal["delivered", "skipped", "dropped", "ahead"]
 
 #: Beyond it, an index of all IDs would take gigabytes; a source that large has to look IDs up itself.
 INDEX_UP_TO: Final = 1 << 26
@@ -76,79 +73,6 @@ class Visit:
     slot: int | None
     offset: int
     excluded: bool | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Segment:
-    """A stretch of a run under one config.
-
-    Attributes:
-      num_records: in an epoch.
-      config: what decided the stream there.
-      start: where it begins: in the middle of an epoch, it may stand off the grid of batches.
-    """
-
-    num_records: int
-    config: PipelineConfig
-    start: Position = dataclasses.field(default_factory=Position)
-
-    @functools.cached_property
-    def grid(self) -> Grid:
-        """The batch borders of an epoch that begins under this config."""
-        return Grid(self.num_records, self.config)
-
-    @functools.cached_property
-    def num_steps(self) -> int | None:
-        """Batches delivered from the start on, if it stays the last segment; ``None`` if without end."""
-        if self.config.num_epochs is None:
-            return None
-        batches = self._index(self.config.num_epochs * self.grid.steps_per_epoch)
-        return batches - sum(min(end, batches) - min(low, batches) for low, end in self._skipped)
-
-    def position(self, step: int) -> Position:
-        """Where the batch of a step begins, ``step`` at or after that of the start."""
-        index = passing(self._skipped, step - self.start.step)
-        if index < self._first:
-            offset = self.start.offset + index * self.config.batch_size
-            return Position(self.start.epoch, offset, step)
-        epochs, batch = divmod(index - self._first, self.grid.steps_per_epoch)
-        epoch, epochs_in_all = self.start.epoch + 1 + epochs, self.config.num_epochs
-        if epochs_in_all is not None and epoch >= epochs_in_all:
-            return Position(epochs_in_all, 0, step)
-        return Position(epoch, batch * self.config.batch_size, step)
-
-    def find(self, epoch: int, offset: int) -> tuple[Outcome, int | None, int | None]:
-        """The outcome, step and slot of the record at a place at or after the start."""
-        begin = self.start.offset if epoch == self.start.epoch else 0
-        index, slot = divmod(offset - begin, self.config.batch_size)
-        if index >= self.grid.steps_after(begin):
-            return "dropped", None, None
-        if epoch > self.start.epoch:
-            index += self._first + (epoch - self.start.epoch - 1) * self.grid.steps_per_epoch
-        behind = 0
-        for low, end in self._skipped:
-            if low <= index < end:
-                return "skipped", None, None
-            behind += end - low if end <= index else 0
-        return "delivered", self.start.step + index - behind, slot
-
-    @functools.cached_property
-    def _first(self) -> int:
-        """Batches in what is left of the epoch in which the segment begins."""
-        return self.grid.steps_after(self.start.offset)
-
-    @functools.cached_property
-    def _skipped(self) -> list[tuple[int, int]]:
-        """The config's ``skip``, as ranges of indices."""
-        ranges = [(self._index(low), self._index(end)) for low, end in self.config.skip]
-        return [(low, end) for low, end in ranges if low < end]
-
-    def _index(self, number: int) -> int:
-        """How many batches from the start on have a smaller number, as ``skip`` counts them."""
-        border = (self.start.epoch + 1) * self.grid.steps_per_epoch
-        if number > border:
-            return self._first + number - border
-        return max(0, min(self._first, number - self.grid.number(self.start)))
 
 
 class Provenance:
