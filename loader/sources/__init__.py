@@ -1,6 +1,7 @@
 """Where records come from: the protocol, and the sources that implement it."""
 
 from loader.sources.arrays import ArraySource
+from loader.sources.file_source import FileSource
 from loader.sources.protocol import RESERVED_FIELDS, Field, RecordSource, check_source
 
-__all__ = ["RESERVED_FIELDS", "ArraySource", "Field", "RecordSource", "check_source"]
+__all__ = ["RESERVED_FIELDS", "ArraySource", "Field", "FileSource", "RecordSource", "check_source"]

@@ -1,0 +1,274 @@
+"""The files that a source reads: which they are, in which order, and whether they still are what they were.
+
+Files are known by their names relative to a root, in POSIX form, so that moving the data to another
+path changes nothing. Their order is fixed: sorted by name, or as the caller gave it.
+"""
+
+import dataclasses
+import itertools
+import os
+import pathlib
+import stat
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NoReturn, Self
+
+import numpy as np
+import numpy.typing as npt
+
+#: What a source takes as its data: one file, or a folder with files somewhere below.
+Data = str | os.PathLike[str]
+
+_MAX_DEPTH: Final = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class FileState:
+    """What the file system says of a file; another one means that its bytes may be others.
+
+    Attributes:
+      size: in bytes.
+      mtime_ns: when its bytes were last changed, in nanoseconds.
+      inode: its number in the file system; another one where it was replaced.
+    """
+
+    size: int
+    mtime_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> Self:
+        """From what ``os.stat`` gives."""
+        return cls(found.st_size, found.st_mtime_ns, found.st_ino)
+
+    def __str__(self) -> str:
+        return f"{self.size} bytes, mtime_ns {self.mtime_ns}, inode {self.inode}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FileSet:
+    """Files below one folder, in a fixed order, as they were when they were looked at.
+
+    Attributes:
+      root: the folder; where it is does not matter to any file's name.
+      names: of each file, relative to the root, with ``/`` between its parts; none comes twice.
+      states: of each file, in the same order.
+    """
+
+    root: pathlib.Path
+    names: tuple[str, ...]
+    states: tuple[FileState, ...]
+
+    @classmethod
+    def open(cls, data: Data, suffixes: Sequence[str], names: Sequence[str] | None = None) -> Self:
+        """Looks at the files of a data set, and reads none of them.
+
+        Args:
+          data: a file, whatever its name, or a folder.
+          suffixes: how the names of a folder's files end, such as ``[".parquet"]``. Names that begin
+            with a dot are left out, folders' too. Links are followed.
+          names: of the files in the folder, in the order wanted; by default all of them, sorted.
+
+        Raises:
+          FileNotFoundError: there is no such file or folder.
+          ValueError: no file is found, a name leads out of the folder or comes twice, something is not
+            a file, or links lead round in a circle.
+          OSError: a file or folder cannot be looked at.
+        """
+        path = pathlib.Path(data)
+        if not path.exists():
+            raise FileNotFoundError(f"there is no file or folder {str(path)!r}")
+        if path.is_dir():
+            root = path
+            if names is None:
+                names = sorted(_below(path, "", tuple(suffixes), ()))
+        else:
+            if names is not None:
+                raise ValueError(f"{str(path)!r} is a file: files are named in a folder")
+            root, names = path.parent, [path.name]
+        if not names:
+            raise ValueError(f"{str(path)!r} holds no file {' or '.join(suffixes)}")
+        checked = tuple(checked_name(name) for name in names)
+        _check_once(checked)
+        return cls(root, checked, tuple(_look_at(root, name) for name in checked))
+
+    def __len__(self) -> int:
+        """How many files."""
+        return len(self.names)
+
+    def path(self, number: int) -> str:
+        """Where file ``number`` is now."""
+        return f"{os.fspath(self.root)}/{self.names[number]}"
+
+    def check(self, number: int, row: int | None = None, *, fd: int | None = None) -> None:
+        """Checks that a file is what it was when the set was opened.
+
+        Costs one call of the system, some 2 us. It sees what the file system tells: an edit changes a
+        file's size or time.
+
+        Args:
+          number: of the file.
+          row: in the file, of a record that is about to be read, for the message.
+          fd: the file, opened; by default whatever is now at its path.
+
+        Raises:
+          ValueError: it has changed, or is gone; names the file and the row.
+        """
+        try:
+            now = FileState.of(os.stat(self.path(number) if fd is None else fd))  # noqa: PTH116
+        except OSError as error:
+            self._raise(number, row, f"cannot be looked at any more ({error.strerror})")
+        if now != self.states[number]:
+            self._raise(number, row, f"has changed: {self.states[number]}; now {now}")
+
+    def _raise(self, number: int, row: int | None, what: str) -> NoReturn:
+        at = "" if row is None else f", row {row}"
+        raise ValueError(
+            f"file {self.names[number]}{at}: it {what}. Records are no longer those that were "
+            "opened; open the source again, and resume from a checkpoint, which compares them"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Rows of one file, to be read in one call.
+
+    Attributes:
+      file: its number.
+      rows: in the file, ``int64[m]``, rising.
+      places: ``int64[m]``, where each of them stands among the rows that were asked for.
+    """
+
+    file: int
+    rows: npt.NDArray[np.int64]
+    places: npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FileRows:
+    """Which file holds a row.
+
+    Attributes:
+      starts: ``int64[num_files + 1]``: the first row of each file, and at the end how many rows there are.
+    """
+
+    starts: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, files: FileSet, counts: Sequence[int] | npt.NDArray[np.int64]) -> Self:
+        """From how many records each file holds.
+
+        Raises:
+          ValueError: a file holds none, or there are more than an int64 can count; names the file.
+        """
+        counted = np.asarray(counts, np.int64)
+        empty = np.flatnonzero(counted <= 0)
+        if empty.size:
+            more = f", and {empty.size - 1} more" if empty.size > 1 else ""
+            raise ValueError(
+                f"file {files.names[int(empty[0])]}{more} holds no record; leave it out, or mend it"
+            )
+        starts = np.zeros(len(counted) + 1, np.int64)
+        np.cumsum(counted, out=starts[1:])
+        if starts[-1] != sum(counted.tolist()):
+            raise ValueError("the files hold more records than an int64 can count")
+        return cls(starts)
+
+    def __len__(self) -> int:
+        """How many records, in all files."""
+        return int(self.starts[-1])
+
+    @property
+    def counts(self) -> npt.NDArray[np.int64]:
+        """Records of each file, ``int64[num_files]``."""
+        return np.diff(self.starts)
+
+    def locate(
+        self, rows: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """For ``rows: int64[k]`` of the source, file numbers ``int64[k]`` and rows in them ``int64[k]``.
+
+        Raises:
+          IndexError: there is no such row.
+        """
+        self._check(rows)
+        files = np.searchsorted(self.starts, rows, "right") - 1
+        return files, rows - self.starts[files]
+
+    def groups(self, rows: npt.NDArray[np.int64]) -> list[Group]:
+        """``rows: int64[k]`` of the source, grouped by file.
+
+        Raises:
+          IndexError: there is no such row.
+        """
+        self._check(rows)
+        by_row = np.argsort(rows, kind="stable")
+        rising = rows[by_row]
+        files = np.searchsorted(self.starts, rising, "right") - 1
+        cuts = [0, *(np.flatnonzero(np.diff(files)) + 1).tolist(), len(rows)]
+        return [
+            Group(file, rising[low:high] - self.starts[file], by_row[low:high])
+            for low, high in itertools.pairwise(cuts)
+            if low < high
+            for file in [int(files[low])]
+        ]
+
+    def _check(self, rows: npt.NDArray[np.int64]) -> None:
+        if rows.size and (rows.min() < 0 or rows.max() >= self.starts[-1]):
+            raise IndexError(f"rows run from 0 to {len(self) - 1}, and these are {rows}")
+
+
+def checked_name(name: Any) -> str:
+    """A file's name, as it may stand in a list of files, relative to a folder and inside it.
+
+    Raises:
+      ValueError: it is empty or absolute, leads out of the folder, or is no valid Unicode.
+    """
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"a file's name must be a string that is not empty, not {name!r:.200}")
+    if any(part in ("", ".", "..") for part in name.split("/")) or "\0" in name:
+        raise ValueError(
+            f"{name!r:.200} is no name of a file inside the folder: it must be relative, with single "
+            "slashes and without . and .."
+        )
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the name {name!r:.200} is not UTF-8; rename the file") from error
+    return name
+
+
+def _below(
+    folder: pathlib.Path, prefix: str, suffixes: tuple[str, ...], above: tuple[tuple[int, int], ...]
+) -> Iterator[str]:
+    found = folder.stat()
+    here = found.st_dev, found.st_ino
+    if here in above or len(above) > _MAX_DEPTH:
+        raise ValueError(f"links in {str(folder)!r} lead round in a circle")
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                inner = folder / entry.name
+                yield from _below(inner, f"{prefix}{entry.name}/", suffixes, (*above, here))
+            elif entry.name.endswith(suffixes):
+                yield prefix + entry.name
+
+
+def _check_once(names: tuple[str, ...]) -> None:
+    if len(set(names)) < len(names):
+        seen: set[str] = set()
+        twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"file {twice} is named twice; its records would be too")
+
+
+def _look_at(root: pathlib.Path, name: str) -> FileState:
+    try:
+        found = os.stat(f"{os.fspath(root)}/{name}")  # noqa: PTH116 (of 10,000 files)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no file {name!r} in {str(root)!r}") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError(f"{name!r} in {str(root)!r} is not a file")
+    if found.st_size == 0:
+        raise ValueError(f"file {name} in {str(root)!r} is empty; leave it out, or mend it")
+    return FileState.of(found)
