@@ -6,10 +6,12 @@ from loader.config import PipelineConfig
 from loader.determinism import Change, TransformReport, check_transform
 from loader.device import Device
 from loader.fingerprint import Difference, Fingerprint, dataset_digest, fingerprint
+from loader.mixture import Mixture
 from loader.order import ORDER_VERSIONS, epoch_order, position_of
 from loader.pipeline import BatchIterator, Pipeline, ReadOptions, RecordReadError
 from loader.provenance import Provenance, StepRecords, Visit, provenance
 from loader.sources import ArraySource, Field, RecordSource
+from loader.turns import Turn, Turns
 
 __all__ = [
     "ORDER_VERSIONS",
@@ -22,6 +24,7 @@ __all__ = [
     "Field",
     "Finding",
     "Fingerprint",
+    "Mixture",
     "Offender",
     "Pipeline",
     "PipelineConfig",
@@ -33,6 +36,8 @@ __all__ = [
     "Segment",
     "StepRecords",
     "TransformReport",
+    "Turn",
+    "Turns",
     "Visit",
     "audit",
     "audit_batches",

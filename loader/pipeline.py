@@ -12,7 +12,7 @@ import operator
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Final, SupportsIndex, TypeAlias
+from typing import Any, Final, Protocol, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -168,13 +168,8 @@ class Pipeline:
           TypeError, ValueError: a position that cannot be one of this stream, or a device that
             cannot hold its batches.
         """
-        start = Position() if start is None else start
-        if not isinstance(start, Position):
-            raise TypeError(f"start must be a Position, not {start!r}")
-        if read_options is not None and not isinstance(read_options, ReadOptions):  # type: ignore[misc]
-            raise TypeError(f"read_options must be a ReadOptions, not {read_options!r}")
         if device is not None:
-            check_device(device, self._batch_sizes())
+            check_device(device, self.batch_sizes())
         return BatchIterator(self, start, read_options, device, on_batch)
 
     def __iter__(self) -> "BatchIterator":
@@ -271,7 +266,7 @@ class Pipeline:
         rest = Segment(len(self.source), endless, start)
         return NumberedBatches(count, lambda number: self.read(rest.position(start.step + number)))
 
-    def _batch_sizes(self) -> set[int]:
+    def batch_sizes(self) -> set[int]:
         """Lengths of the batch axis that occur."""
         size, left = self.config.batch_size, len(self.source) % self.config.batch_size
         if self.config.final_batch != "partial" or left == 0:
@@ -342,6 +337,23 @@ class Pipeline:
         return read_ids(self.source, rows)
 
 
+class _Grids(Protocol):
+    """Where batches begin and end in a stream, as `Grid` tells of a pipeline's."""
+
+    def check(self, position: Position, /) -> Position: ...
+    def is_end(self, position: Position, /) -> bool: ...
+    def after(self, position: Position, /) -> Position: ...
+
+
+class _BatchStream(Protocol):
+    """What a `BatchIterator` needs of the stream whose batches it delivers."""
+
+    @property
+    def grid(self) -> _Grids: ...
+    def read(self, position: Position, /) -> Batch: ...
+    def batches_from(self, position: Position, /) -> grain.MapDataset[Batch]: ...
+
+
 class BatchIterator(grain.DatasetIterator[Batch]):
     """A `grain.DatasetIterator` whose state is a place in the stream, counted in records.
 
@@ -351,25 +363,31 @@ class BatchIterator(grain.DatasetIterator[Batch]):
 
     def __init__(
         self,
-        pipeline: Pipeline,
-        start: Position,
+        pipeline: _BatchStream,
+        start: Position | None = None,
         read_options: ReadOptions | None = None,
         device: Device | None = None,
         on_batch: OnBatch | None = None,
     ) -> None:
         super().__init__()
+        # First, since close() looks at them, also where what follows raises.
+        self._batches: grain.DatasetIterator[Batch] | None = None
+        #: The batch at the position, where it is on its way to the device already.
+        self._moving: Batch | None = None
+        start = Position() if start is None else start
+        if not isinstance(start, Position):
+            raise TypeError(f"start must be a Position, not {start!r}")
+        if read_options is not None and not isinstance(read_options, ReadOptions):  # type: ignore[misc]
+            raise TypeError(f"read_options must be a ReadOptions, not {read_options!r}")
         self._pipeline = pipeline
         self._read_options = read_options or _NO_THREADS
         self._device = device
         self._on_batch = on_batch
-        self._batches: grain.DatasetIterator[Batch] | None = None
-        #: The batch at the position, where it is on its way to the device already.
-        self._moving: Batch | None = None
         self._position = pipeline.grid.check(start)
 
     @property
-    def pipeline(self) -> Pipeline:
-        """The pipeline whose batches these are."""
+    def pipeline(self) -> _BatchStream:
+        """The pipeline, or mixture, whose batches these are."""
         return self._pipeline
 
     @property

@@ -1,0 +1,300 @@
+"""Several pipelines as one stream: which one gives the batch of a step is a function of the step alone."""
+
+import dataclasses
+import operator
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any, Final, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from loader.batching import Batch, Position
+from loader.device import Device, check_device
+from loader.fingerprint import ColumnDigest, Fingerprint
+from loader.pipeline import BatchIterator, NumberedBatches, OnBatch, Pipeline, ReadOptions
+from loader.turns import Turn, Turns
+
+PART_FIELD: Final = "part"
+
+
+class Mixture:
+    """Batches of several pipelines in turn, by weight. Each batch comes from one of them, whole.
+
+    Weights are made whole numbers without a common divisor. Their sum is a *round*: of any
+    ``round_steps`` steps in a row, each part gives exactly as many as its weight says, and after any
+    number of steps it has given less than one batch more or fewer than its share. Each part keeps the
+    order, batches and epochs that it has alone, whatever the weights and the other parts are; with
+    ``num_epochs=None`` it begins anew as often as it has to. Where a part has an end, the mixture ends
+    when that part's turn comes and it has no batch left.
+
+    Batches hold ``id``, ``mask``, the part's fields, and ``part``: int32[batch], the place of the part's
+    name among all in alphabetical order. IDs need to be unique in each part only.
+
+    Args:
+      parts: by name, the pipelines; how they are ordered does not matter.
+      weights: by name, how often a part's turn comes: numbers above 0. 0.7 is taken for 7/10, as it is
+        written; the round may have 1,048,576 steps at most.
+
+    Raises:
+      TypeError, ValueError: no parts, or more than 256; a weight that is no number above 0, or
+        missing; weights that take too long a round; parts whose fields differ, or that have a field
+        ``part``; a mixture without a batch.
+    """
+
+    def __init__(
+        self, parts: Mapping[str, Pipeline], weights: Mapping[str, float | Fraction]
+    ) -> None:
+        self._parts = _checked_parts(parts)
+        if isinstance(weights, Mapping) and set(weights) != set(parts):
+            raise ValueError(
+                f"weights must be given for {', '.join(parts)}, not for "
+                f"{', '.join(map(str, weights))}"
+            )
+        self.turns = Turns(weights)
+        self.grid = MixtureSteps(self._num_steps())
+        if self.grid.num_steps == 0:
+            raise ValueError("the part whose turn comes first has no batch: the mixture has none")
+
+    def __repr__(self) -> str:
+        shares = ", ".join(f"{name}: {weight}" for name, weight in self.weights.items())
+        return f"Mixture({shares})"
+
+    @property
+    def parts(self) -> Mapping[str, Pipeline]:
+        """The pipelines by name, in alphabetical order."""
+        return dict(self._parts)
+
+    @property
+    def weights(self) -> Mapping[str, int]:
+        """The weights as whole numbers, by name in alphabetical order."""
+        return dict(self.turns.weights)
+
+    @property
+    def round_steps(self) -> int:
+        """Steps after which the turns repeat: the sum of the weights."""
+        return len(self.turns)
+
+    def __len__(self) -> int:
+        """Batches until a part has none left when its turn comes.
+
+        Raises:
+          TypeError: no part has an end.
+        """
+        if self.grid.num_steps is None:
+            raise TypeError("a mixture of parts without end runs on and has no length")
+        return self.grid.num_steps
+
+    def turn(self, step: SupportsIndex) -> Turn:
+        """Which part gives the batch of a step, and which of its own batches that is.
+
+        Raises:
+          IndexError: there is no such batch.
+          TypeError: ``step`` is not an integer.
+        """
+        return self.turns.at(self._step(step))
+
+    def step_of(self, part: str, step: SupportsIndex) -> int:
+        """The step at which a part gives its own batch number ``step``: the inverse of `turn`.
+
+        Raises:
+          KeyError: there is no such part.
+          IndexError: the mixture ends before.
+          TypeError: ``step`` is not an integer.
+        """
+        if part not in self._parts:
+            raise KeyError(f"{part!r} is none of the parts {', '.join(self._parts)}")
+        return self._step(self.turns.step_of(part, operator.index(step)))
+
+    def delivered(self, step: SupportsIndex) -> dict[str, Position]:
+        """Where each part stands before the batch of a step: its epochs, offset and batches so far.
+
+        Raises:
+          IndexError: the mixture ends before.
+          TypeError: ``step`` is not an integer.
+        """
+        found = {}
+        for name, count in self.turns.before(self._step(step, and_end=True)).items():
+            pipeline = self._parts[name]
+            at_end = count == pipeline.grid.num_steps
+            end = Position(pipeline.config.num_epochs or 0, 0, count)
+            found[name] = end if at_end else pipeline.position(count)
+        return found
+
+    def position(self, step: SupportsIndex) -> Position:
+        """The position of a step, which says nothing but its number.
+
+        Raises:
+          IndexError: there is no such batch.
+          TypeError: ``step`` is not an integer.
+        """
+        return Position(0, 0, self._step(step))
+
+    def ids(self, step: SupportsIndex) -> npt.NDArray[Any]:
+        """The ``id`` of the batch of a step, padding included, without reading a record.
+
+        Raises:
+          IndexError: there is no such batch.
+          TypeError: ``step`` is not an integer.
+        """
+        part, own = self.turn(step)
+        return self._parts[part].ids(own)
+
+    def __getitem__(self, step: SupportsIndex) -> Batch:
+        """The batch of a step, without iterating.
+
+        Raises:
+          IndexError: there is no such batch.
+          TypeError: ``step`` is not an integer.
+        """
+        return self.read(self.position(step))
+
+    def read(self, position: Position) -> Batch:
+        """The batch at a position.
+
+        Raises:
+          RecordReadError: a record cannot be read or transformed; its position is the part's own.
+        """
+        name, own = self.turns.at(position.step)
+        batch = self._parts[name].read(self._parts[name].position(own))
+        part = np.full(len(batch["mask"]), self.turns.names.index(name), np.int32)
+        return {"id": batch.pop("id"), "mask": batch.pop("mask"), PART_FIELD: part, **batch}
+
+    def iterate(
+        self,
+        start: Position | None = None,
+        *,
+        read_options: ReadOptions | None = None,
+        device: Device | None = None,
+        on_batch: OnBatch | None = None,
+    ) -> BatchIterator:
+        """An iterator over the stream, in constant time from any position; as `Pipeline.iterate`.
+
+        Raises:
+          TypeError, ValueError: a position that cannot be one of this stream, or a device that
+            cannot hold its batches.
+        """
+        if device is not None:
+            check_device(device, self.batch_sizes())
+        return BatchIterator(self, start, read_options, device, on_batch)
+
+    def __iter__(self) -> BatchIterator:
+        return self.iterate()
+
+    @property
+    def dataset(self) -> NumberedBatches:
+        """The stream as a `grain.MapDataset` with a batch as element; as `Pipeline.dataset`."""
+        return self.batches_from(Position())
+
+    def batches_from(self, position: Position) -> NumberedBatches:
+        """The batches from a position on."""
+        steps, start = self.grid.num_steps, position.step
+        count = None if steps is None else max(0, steps - start)
+        return NumberedBatches(count, lambda number: self.read(Position(0, 0, start + number)))
+
+    def batch_sizes(self) -> set[int]:
+        """Lengths of the batch axis that occur."""
+        return set[int]().union(*(pipeline.batch_sizes() for pipeline in self._parts.values()))
+
+    @property
+    def bad_records(self) -> dict[str, dict[int | str, int]]:
+        """By part, the records that ``on_bad_record="mask"`` has masked in this process."""
+        return {name: pipeline.bad_records for name, pipeline in self._parts.items()}
+
+    def fingerprint(self) -> Fingerprint:
+        """Identity of the content of all parts: a column for each, with the digest of its own."""
+        return combined({name: pipeline.fingerprint() for name, pipeline in self._parts.items()})
+
+    def _step(self, step: SupportsIndex, *, and_end: bool = False) -> int:
+        try:
+            number = operator.index(step)
+        except TypeError:
+            raise TypeError(f"a step is an integer, not {step!r}") from None
+        steps = self.grid.num_steps
+        if not 0 <= number < min((steps + and_end) if steps is not None else 2**63, 2**63):
+            raise IndexError(f"step {number} is not one of the {steps or 'unlimited'} steps from 0")
+        return number
+
+    def _num_steps(self) -> int | None:
+        ends = [
+            self.turns.step_of(name, pipeline.grid.num_steps)
+            for name, pipeline in self._parts.items()
+            if pipeline.grid.num_steps is not None
+        ]
+        return min(ends, default=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class MixtureSteps:
+    """The borders of a stream whose position is a number of steps.
+
+    Attributes:
+      num_steps: batches in all; ``None`` is without end.
+    """
+
+    num_steps: int | None
+
+    def is_end(self, position: Position) -> bool:
+        """Whether no batch begins there."""
+        return self.num_steps is not None and position.step >= self.num_steps
+
+    def after(self, position: Position) -> Position:
+        """The place behind the batch at ``position``."""
+        return Position(0, 0, position.step + 1)
+
+    def check(self, position: Position) -> Position:
+        """Checks that a position can be one of this stream; returns it.
+
+        Raises:
+          ValueError: it counts epochs or records, or is beyond the last step.
+        """
+        if position.epoch or position.offset:
+            raise ValueError(
+                f"{position} is none of a mixture, which counts steps alone; it belongs to another "
+                "stream"
+            )
+        if self.num_steps is not None and position.step > self.num_steps:
+            raise ValueError(
+                f"step {position.step} is beyond the {self.num_steps} steps of the mixture; the "
+                "position belongs to other data or another configuration"
+            )
+        return position
+
+
+def combined(parts: Mapping[str, Fingerprint]) -> Fingerprint:
+    """One fingerprint for several data sets: a column for each, whose digest is that of the whole set."""
+    total = sum(part.num_records for part in parts.values())
+    columns = {
+        name: ColumnDigest("part", (part.num_records,), part.digest) for name, part in parts.items()
+    }
+    return Fingerprint(total, columns, total, "")
+
+
+def _checked_parts(parts: Mapping[str, Pipeline]) -> dict[str, Pipeline]:
+    if not isinstance(parts, Mapping):
+        raise TypeError(f"parts must map names to pipelines, not be {parts!r:.80}")
+    if not parts:
+        raise ValueError("a mixture has at least one part")
+    for name, pipeline in parts.items():
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"a part's name must be a string that is not empty, not {name!r}")
+        if not isinstance(pipeline, Pipeline):
+            raise TypeError(f"part {name!r} must be a Pipeline, not {type(pipeline).__name__}")
+        if PART_FIELD in pipeline.fields:
+            raise ValueError(f"part {name!r} has a field {PART_FIELD!r}: a mixture adds its own")
+    ordered = {name: parts[name] for name in sorted(parts)}
+    (first, pattern), *others = ordered.items()
+    for name, pipeline in others:
+        # What a transform makes of the fields shows in its batches only.
+        if pattern.transform is None and pipeline.transform is None:
+            kinds = [
+                {name: f"{field.dtype}{list(field.shape)}" for name, field in one.fields.items()}
+                for one in (pattern, pipeline)
+            ]
+            if kinds[0] != kinds[1]:
+                raise ValueError(
+                    f"the fields of part {first!r} are {kinds[0]}, and those of {name!r} are "
+                    f"{kinds[1]}: a training step takes one kind of batch. Give a part a transform "
+                    "that makes them alike"
+                )
+    return ordered

@@ -1,0 +1,264 @@
+"""Mixtures: turns by weight, exact over any round; parts that are what they are alone."""
+
+import collections
+import itertools
+import math
+from fractions import Fraction
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import loader
+from loader import ArraySource, Mixture, Pipeline, PipelineConfig, Position, ReadOptions, Turn
+
+THREADS = ReadOptions(num_threads=3, prefetch_buffer_size=4)
+
+
+def part(num_records: int, batch_size: int = 4, seed: int = 17, **settings: Any) -> Pipeline:
+    settings = {"final_batch": "pad", "num_epochs": None, **settings}
+    source = ArraySource({"x": np.arange(num_records, dtype=np.float32)})
+    return Pipeline(source, PipelineConfig(batch_size, seed, **settings))
+
+
+def web_and_code(**settings: Any) -> Mixture:
+    parts = {"web": part(23, **settings), "code": part(10, 3, seed=5, **settings)}
+    return Mixture(parts, {"web": 0.7, "code": 0.3})
+
+
+weights_of = st.lists(st.integers(1, 40), min_size=1, max_size=6)
+
+
+@given(weights_of, st.integers(0, 300))
+@example([1], 0)
+@example([1, 1, 1], 2)
+@example([40, 1], 39)
+def test_shares_are_exact_over_any_round_and_within_one_at_any_step(
+    weights: list[int], first: int
+) -> None:
+    names = [f"p{i:02}" for i in range(len(weights))]
+    mixture = Mixture({name: part(9) for name in names}, dict(zip(names, weights, strict=True)))
+    divisor = math.gcd(*weights)
+    shares = {name: weight // divisor for name, weight in zip(names, weights, strict=True)}
+    steps = sum(shares.values())
+    assert mixture.round_steps == steps
+    assert mixture.weights == shares
+    turns = [mixture.turn(step) for step in range(first, first + steps)]
+    assert collections.Counter(turn.part for turn in turns) == shares
+    given_so_far: collections.Counter[str] = collections.Counter()
+    for step in range(2 * steps):
+        turn = mixture.turn(step)
+        assert turn.step == given_so_far[turn.part]
+        assert mixture.step_of(*turn) == step
+        given_so_far[turn.part] += 1
+        for name, weight in shares.items():
+            assert abs(given_so_far[name] - Fraction((step + 1) * weight, steps)) < 1
+
+
+def test_any_window_is_within_two_of_its_share() -> None:
+    names, weights = "abcd", (13, 7, 2, 1)
+    mixture = Mixture(dict.fromkeys(names, part(9)), dict(zip(names, weights, strict=True)))
+    turns = [mixture.turn(step).part for step in range(3 * 23)]
+    for low, high in itertools.combinations(range(len(turns)), 2):
+        for name, weight in zip(names, weights, strict=True):
+            share = Fraction((high - low) * weight, 23)
+            assert abs(turns[low:high].count(name) - share) < 2
+
+
+def test_turns_of_seven_to_three() -> None:
+    turns = [web_and_code().turn(step) for step in range(10)]
+    assert "".join(turn.part[0] for turn in turns) == "wwcwwcwwcw"
+    assert turns[:4] == [Turn("web", 0), Turn("web", 1), Turn("code", 0), Turn("web", 2)]
+
+
+def test_each_batch_is_the_parts_own_whatever_the_others_are() -> None:
+    mixture = web_and_code()
+    for step, batch in zip(range(60), mixture, strict=False):
+        turn = mixture.turn(step)
+        alone = mixture.parts[turn.part][turn.step]
+        assert list(batch) == ["id", "mask", "part", "x"]
+        assert batch["part"].dtype == np.int32
+        assert set(batch.pop("part").tolist()) == {["code", "web"].index(turn.part)}
+        for name, array in alone.items():
+            np.testing.assert_array_equal(batch[name], array)
+        np.testing.assert_array_equal(mixture.ids(step), alone["id"])
+        np.testing.assert_array_equal(mixture[step]["id"], alone["id"])
+
+
+def test_order_in_which_parts_are_given_does_not_matter() -> None:
+    a, b = part(23), part(10)
+    one = Mixture({"a": a, "b": b}, {"a": 2, "b": 5})
+    other = Mixture({"b": b, "a": a}, {"b": 5, "a": 2})
+    for step in range(30):
+        assert one.turn(step) == other.turn(step)
+        np.testing.assert_array_equal(one[step]["part"], other[step]["part"])
+
+
+@pytest.mark.parametrize(
+    ("weights", "whole"),
+    [
+        ({"a": 0.7, "b": 0.3}, {"a": 7, "b": 3}),
+        ({"a": 0.1, "b": 0.2}, {"a": 1, "b": 2}),
+        ({"a": 2, "b": 4}, {"a": 1, "b": 2}),
+        ({"a": Fraction(1, 3), "b": Fraction(1, 2)}, {"a": 2, "b": 3}),
+        ({"a": 1e-3, "b": 1}, {"a": 1, "b": 1000}),
+        ({"a": np.float64(0.5), "b": np.int64(1)}, {"a": 1, "b": 2}),
+    ],
+)
+def test_weights_are_taken_as_they_are_written(
+    weights: dict[str, Any], whole: dict[str, int]
+) -> None:
+    assert Mixture({"a": part(9), "b": part(9)}, weights).weights == whole
+
+
+@pytest.mark.parametrize("read_options", [None, THREADS])
+@pytest.mark.parametrize("start", [0, 1, 17, 10**12])
+def test_iterator_resumes_anywhere(start: int, read_options: ReadOptions | None) -> None:
+    mixture = web_and_code()
+    batches = mixture.iterate(Position(step=start), read_options=read_options)
+    for step in range(start, start + 12):
+        assert batches.position == Position(step=step) == mixture.position(step)
+        np.testing.assert_array_equal(next(batches)["id"], mixture.ids(step))
+    state = batches.get_state()
+    assert state == {"epoch": 0, "offset": 0, "step": start + 12}
+    batches.set_state(mixture.iterate(Position(step=start)).get_state())
+    np.testing.assert_array_equal(next(batches)["id"], mixture.ids(start))
+    batches.close()
+
+
+def test_mixture_on_a_device() -> None:
+    mixture = web_and_code()
+    batch = next(mixture.iterate(device=jax.devices("cpu")[0]))
+    assert isinstance(batch["part"], jax.Array)
+    assert isinstance(batch["x"], jax.Array)
+    with pytest.raises(TypeError, match="must be a jax"):
+        mixture.iterate(device="cpu")
+
+
+def test_dataset_is_the_stream() -> None:
+    mixture = web_and_code(num_epochs=2)
+    assert len(mixture.dataset) == len(mixture)
+    for step in range(len(mixture)):
+        np.testing.assert_array_equal(mixture.dataset[step]["id"], mixture.ids(step))
+
+
+def test_epochs_are_counted_for_each_part() -> None:
+    mixture = web_and_code()
+    assert mixture.delivered(0) == {"code": Position(), "web": Position()}
+    # 7 of 10 steps are of web, with 6 batches to an epoch; 3 of code, with 4.
+    assert mixture.delivered(10) == {"code": Position(0, 9, 3), "web": Position(1, 4, 7)}
+    assert mixture.delivered(10**12) == {
+        "code": mixture.parts["code"].position(3 * 10**11),
+        "web": mixture.parts["web"].position(7 * 10**11),
+    }
+
+
+def test_mixture_ends_when_a_part_has_none_left() -> None:
+    mixture = web_and_code(num_epochs=2)
+    length = len(mixture)
+    batches = list(mixture)
+    assert len(batches) == length
+    counts = collections.Counter(mixture.turn(step).part for step in range(length))
+    assert counts["web"] == len(mixture.parts["web"]) == 12
+    assert counts["code"] < len(mixture.parts["code"])
+    assert mixture.delivered(length)["web"] == Position(2, 0, 12)
+    with pytest.raises(IndexError, match=f"step {length} is not one of the {length} steps"):
+        mixture.turn(length)
+    with pytest.raises(IndexError):
+        mixture.delivered(length + 1)
+    assert list(mixture.iterate(Position(step=length))) == []
+
+
+def test_mixture_without_end_has_no_length() -> None:
+    with pytest.raises(TypeError, match="no length"):
+        len(web_and_code())
+    half = Mixture({"a": part(9), "b": part(8, 4, num_epochs=1)}, {"a": 3, "b": 1})
+    # b has two batches; where its third would come, the mixture ends.
+    assert "".join(half.turn(step).part for step in range(len(half))) == "aaabaaabaaa"
+
+
+def test_fingerprint_is_that_of_the_parts() -> None:
+    mixture = web_and_code()
+    whole = mixture.fingerprint()
+    for name, pipeline in mixture.parts.items():
+        assert whole.columns[name].digest == pipeline.fingerprint().digest
+    assert whole.num_records == 33
+    assert loader.Fingerprint.from_dict(whole.to_dict()) == whole
+    edited = Mixture({**mixture.parts, "code": part(11, 3, seed=5)}, mixture.weights)
+    differences = whole.diff(edited.fingerprint())
+    assert {difference.name for difference in differences} == {
+        "dataset.num_records",
+        "dataset.code",
+    }
+
+
+def test_bad_records_are_told_by_part() -> None:
+    assert web_and_code().bad_records == {"code": {}, "web": {}}
+
+
+@pytest.mark.parametrize(
+    ("parts", "weights", "error", "message"),
+    [
+        ([], {}, TypeError, "must map names to pipelines"),
+        ({}, {}, ValueError, "at least one part"),
+        ({"": part(9)}, {"": 1}, TypeError, "not empty, not ''"),
+        ({3: part(9)}, {3: 1}, TypeError, "not 3"),
+        ({"a": part(9).source}, {"a": 1}, TypeError, "must be a Pipeline, not ArraySource"),
+        ({"a": part(9)}, {"b": 1}, ValueError, "must be given for a, not for b"),
+        ({"a": part(9)}, {"a": 1, "b": 1}, ValueError, "not for a, b"),
+        ({"a": part(9)}, [1], TypeError, "weights must map"),
+        ({"a": part(9)}, {"a": 0}, ValueError, "must be above 0, not 0"),
+        ({"a": part(9)}, {"a": -0.5}, ValueError, "must be above 0"),
+        ({"a": part(9)}, {"a": math.nan}, ValueError, "must be a number above 0, not nan"),
+        ({"a": part(9)}, {"a": math.inf}, ValueError, "must be a number above 0, not inf"),
+        ({"a": part(9)}, {"a": True}, TypeError, "must be a number, not True"),
+        ({"a": part(9)}, {"a": "1"}, TypeError, "must be a number, not '1'"),
+        ({"a": part(9), "b": part(9)}, {"a": 1, "b": 1e-7}, ValueError, "a round of 10000001"),
+        ({"a": part(9), "b": part(9)}, {"a": 1, "b": 2**20}, ValueError, "a round of 1048577"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    parts: Any, weights: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        Mixture(parts, weights)
+
+
+def other_fields(*names: str, transform: Any = None) -> Pipeline:
+    source = ArraySource(dict.fromkeys(names, np.zeros(9, np.float32)))
+    return Pipeline(source, PipelineConfig(4, 1, "pad", 1), transform)
+
+
+def test_parts_must_give_one_kind_of_batch() -> None:
+    with pytest.raises(ValueError, match=r"part 'a' are .* and those of 'b' are"):
+        Mixture({"a": part(9), "b": other_fields("y")}, {"a": 1, "b": 1})
+    with pytest.raises(ValueError, match="has a field 'part'"):
+        Mixture({"a": other_fields("part")}, {"a": 1})
+    alike = other_fields("y", transform=lambda batch: {"x": batch["y"]})
+    assert list(Mixture({"a": part(9), "b": alike}, {"a": 1, "b": 1})[1]) == [
+        "id",
+        "mask",
+        "part",
+        "x",
+    ]
+
+
+@pytest.mark.parametrize("position", [Position(1, 0, 3), Position(0, 4, 3), Position(step=15)])
+def test_position_of_another_stream_is_refused(position: Position) -> None:
+    mixture = Mixture({"a": part(9, num_epochs=1)}, {"a": 1})
+    with pytest.raises(ValueError, match="belongs to"):
+        mixture.iterate(position)
+
+
+def test_unknown_parts_and_steps_are_named() -> None:
+    mixture = web_and_code()
+    with pytest.raises(KeyError, match="'news' is none of the parts code, web"):
+        mixture.step_of("news", 0)
+    for step in (-1, 2**63):
+        with pytest.raises(IndexError):
+            mixture.turn(step)
+    with pytest.raises(TypeError, match="a step is an integer"):
+        mixture.turn(1.5)  # type: ignore[arg-type]
