@@ -1,6 +1,14 @@
 """A stream of batches for JAX training loops that is a pure function of data and configuration."""
 
-from loader.audit import AuditReport, Finding, Offender, audit, audit_batches
+from loader.audit import (
+    AuditReport,
+    Finding,
+    MixtureReport,
+    Offender,
+    audit,
+    audit_batches,
+    audit_mixture,
+)
 from loader.batching import Position, Segment, masked_mean
 from loader.config import PipelineConfig
 from loader.determinism import Change, TransformReport, check_transform
@@ -25,6 +33,7 @@ __all__ = [
     "Finding",
     "Fingerprint",
     "Mixture",
+    "MixtureReport",
     "Offender",
     "Pipeline",
     "PipelineConfig",
@@ -41,6 +50,7 @@ __all__ = [
     "Visit",
     "audit",
     "audit_batches",
+    "audit_mixture",
     "check_transform",
     "dataset_digest",
     "epoch_order",

@@ -262,3 +262,70 @@ def test_unknown_parts_and_steps_are_named() -> None:
             mixture.turn(step)
     with pytest.raises(TypeError, match="a step is an integer"):
         mixture.turn(1.5)  # type: ignore[arg-type]
+
+
+# Audited
+
+
+@pytest.mark.parametrize("ids_only", [False, True])
+@pytest.mark.parametrize("num_epochs", [None, 2])
+@pytest.mark.parametrize("final_batch", ["pad", "partial", "drop"])
+def test_audit_of_a_mixture_is_clean(
+    final_batch: str, num_epochs: int | None, ids_only: bool
+) -> None:
+    mixture = web_and_code(final_batch=final_batch, num_epochs=num_epochs)
+    for steps in (None, 1, 13):
+        report = loader.audit_mixture(mixture, steps, ids_only=ids_only)
+        assert report.clean, str(report)
+        assert report.to_dict()["clean"]
+        assert report.steps == steps or steps is None
+        assert f"{report.steps} steps of a mixture: 0 came at another part's turn" in str(report)
+        counts = collections.Counter(mixture.turn(step).part for step in range(report.steps))
+        for name, part_report in report.parts.items():
+            assert part_report.coverage.batches == counts[name]
+
+
+def test_audit_by_default_comes_once_through_each_part() -> None:
+    report = loader.audit_mixture(web_and_code())
+    assert all(part_report.epochs[0].delivered for part_report in report.parts.values())
+    assert report.parts["web"].epochs[0].delivered == 23
+    assert report.parts["code"].epochs[0].delivered == 10
+
+
+class Wrong(Mixture):
+    """A mixture that delivers something else at a step."""
+
+    def read(self, position: Position) -> dict[str, Any]:
+        # The turn of step 4 again, at step 5.
+        return super().read(Position(step=4) if position.step == 5 else position)
+
+
+def test_audit_finds_a_turn_that_is_another_parts() -> None:
+    right = web_and_code()
+    assert (right.turn(4).part, right.turn(5).part) == ("web", "code")
+    report = loader.audit_mixture(Wrong(right.parts, right.weights), 20)
+    assert not report.clean
+    assert report.wrong_turns == 1
+    assert report.turn_sample == ((5, "code", "web"),)
+    assert "step 5 was code's turn, and web came" in str(report)
+    assert not report.parts["code"].clean
+    assert report.parts["web"].clean
+
+
+def test_audit_finds_a_batch_that_comes_twice() -> None:
+    right = Mixture({"a": part(23), "b": part(10)}, {"a": 9, "b": 1})
+    assert right.turn(4).part == right.turn(5).part == "a"
+    report = loader.audit_mixture(Wrong(right.parts, right.weights), 6)
+    assert {"multiplicity", "omissions"} <= set(report.parts["a"].found)
+    assert report.wrong_turns == 0
+
+
+def test_audit_of_more_steps_than_there_are_is_refused() -> None:
+    mixture = web_and_code(num_epochs=2)
+    with pytest.raises(ValueError, match="steps is 18, and the mixture ends after 17"):
+        loader.audit_mixture(mixture, 18)
+    for steps in (0, -3):
+        with pytest.raises(ValueError, match="at least 1"):
+            loader.audit_mixture(mixture, steps)
+    with pytest.raises(ValueError, match="IDs alone"):
+        loader.audit_mixture(mixture, alignment=lambda batch: batch["mask"], ids_only=True)

@@ -25,6 +25,7 @@ from loader.audit.closing import Closing
 from loader.audit.delivered import Alignment, Delivered, FieldCheck
 from loader.audit.due import Due, Place
 from loader.audit.formula import DerivedOrder
+from loader.audit.mixture import Batches, MixedStream, MixtureReport, steps_of_each
 from loader.audit.report import (
     FINDINGS,
     AuditReport,
@@ -45,9 +46,11 @@ __all__ = [
     "Coverage",
     "EpochCount",
     "Finding",
+    "MixtureReport",
     "Offender",
     "audit",
     "audit_batches",
+    "audit_mixture",
 ]
 
 Progress = Callable[[int], None]
@@ -158,6 +161,73 @@ def audit_batches(
     """
     due = _due(source, config, epochs, endless=epochs is None and config.num_epochs is None)
     return _audit(batches, source, due, alignment, progress, masks=True, transformed=transformed)
+
+
+def audit_mixture(
+    mixture: MixedStream,
+    steps: int | None = None,
+    alignment: Alignment | None = None,
+    *,
+    ids_only: bool = False,
+    progress: Progress | None = None,
+) -> MixtureReport:
+    """Audits what a `Mixture` delivers: whose turn each step is, and each part as a stream of its own.
+
+    Args:
+      mixture: a new iterator is asked for each step.
+      steps: how many from the first on; by default as many as it takes until each part has come once
+        through its records, or until the mixture ends.
+      alignment: as of `audit`, for all parts.
+      ids_only: as of `audit`.
+      progress: called with the number of slots done of the part under way, now and then.
+
+    Returns:
+      The findings by part. A part's epoch under way at the end is audited as far as it came.
+
+    Raises:
+      TypeError, ValueError: as of `audit`; the mixture has fewer steps.
+    """
+    if ids_only and alignment is not None:
+        raise ValueError("an audit of IDs alone reads no fields that the alignment could look at")
+    due = {
+        name: _due(part.source, part.config, None, endless=True)
+        for name, part in mixture.parts.items()
+    }
+    steps = _steps_of_mixture(mixture, due, steps)
+    batches = Batches(mixture, ids_only=ids_only)
+    reports = {
+        name: _audit(
+            batches.of(name, turns),
+            mixture.parts[name].source,
+            due[name],
+            alignment,
+            progress,
+            masks=not ids_only,
+            transformed=mixture.parts[name].transform is not None,
+        )
+        for name, turns in steps_of_each(mixture, steps).items()
+    }
+    return MixtureReport(steps, reports, batches.wrong, tuple(batches.sample))
+
+
+def _steps_of_mixture(mixture: MixedStream, due: Mapping[str, Due], steps: int | None) -> int:
+    """The steps to audit: what is asked for, if there are so many, or once through each part."""
+    total = sum(mixture.weights.values())
+    ends = [
+        # A part's turn number j has to come before this step.
+        -(-due[name].batches_per_epoch * total // mixture.weights[name])
+        for name in mixture.parts
+    ]
+    wanted = max(ends) if steps is None else operator.index(steps)
+    if wanted < 1:
+        raise ValueError(f"steps must be at least 1, not {steps!r}")
+    try:
+        there = len(mixture)  # type: ignore[arg-type]
+    except TypeError:
+        return wanted
+    if steps is not None and wanted > there:
+        raise ValueError(f"steps is {steps}, and the mixture ends after {there}")
+    return min(wanted, there)
 
 
 def _audit(
