@@ -17,7 +17,14 @@ from loader.fingerprint import Difference, Fingerprint, dataset_digest, fingerpr
 from loader.mixture import Mixture
 from loader.order import ORDER_VERSIONS, epoch_order, position_of
 from loader.pipeline import BatchIterator, Pipeline, ReadOptions, RecordReadError
-from loader.provenance import Provenance, StepRecords, Visit, provenance
+from loader.provenance import (
+    MixtureProvenance,
+    Provenance,
+    StepRecords,
+    Visit,
+    mixture_provenance,
+    provenance,
+)
 from loader.sources import ArraySource, Field, RecordSource
 from loader.turns import Turn, Turns
 
@@ -33,6 +40,7 @@ __all__ = [
     "Finding",
     "Fingerprint",
     "Mixture",
+    "MixtureProvenance",
     "MixtureReport",
     "Offender",
     "Pipeline",
@@ -56,6 +64,7 @@ __all__ = [
     "epoch_order",
     "fingerprint",
     "masked_mean",
+    "mixture_provenance",
     "position_of",
     "provenance",
 ]

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import itertools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, SupportsIndex
 
 import numpy as np
@@ -19,7 +19,9 @@ from loader import order
 from loader.batching import Outcome, Position, Segment
 from loader.config import PipelineConfig
 from loader.fingerprint import HasIds, read_ids
+from loader.mixture import Mixture
 from loader.pipeline import Pipeline
+from loader.turns import Turns
 
 #: Beyond it, an index of all IDs would take gigabytes; a source that large has to look IDs up itself.
 INDEX_UP_TO: Final = 1 << 26
@@ -40,6 +42,7 @@ class StepRecords:
         their record; ``None`` where that would take the IDs. Under ``on_bad_record="mask"`` slots of
         records that could not be read came so too, which only reading them again can tell.
       slots: of the batch: more than k where it was padded.
+      part: of a mixture, whose batch it was; all but ``step`` are as the part itself counts.
     """
 
     step: int
@@ -49,6 +52,7 @@ class StepRecords:
     ids: npt.NDArray[Any] | None
     excluded: npt.NDArray[np.bool_] | None
     slots: int
+    part: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,6 +274,74 @@ class Provenance:
         )
 
 
+class MixtureProvenance:
+    """What a run on a mixture has seen; answers in steps of the mixture, in constant time.
+
+    Args:
+      turns: whose turn each step is.
+      parts: by name, the provenance of each part, as far as the run has come in it.
+      stop: steps that the run has done; ``None`` answers for all of the stream.
+      end: steps of the whole stream; ``None`` is without end.
+    """
+
+    def __init__(
+        self,
+        turns: Turns,
+        parts: Mapping[str, Provenance],
+        stop: int | None = None,
+        end: int | None = None,
+    ) -> None:
+        self.turns = turns
+        self.parts = dict(parts)
+        self.stop = stop
+        self._end = end
+
+    @property
+    def num_steps(self) -> int | None:
+        """Steps that it answers for; ``None`` where there is no end of them."""
+        return self._end if self.stop is None else self.stop
+
+    def records_at(self, step: SupportsIndex, limit: int | None = None) -> StepRecords:
+        """The records of a step, and whose they are; as `Provenance.records_at`."""
+        number = _integer("a step", step)
+        if (self.num_steps is not None and number >= self.num_steps) or not 0 <= number < 2**63:
+            done = f"the {self.num_steps} " if self.num_steps is not None else "unlimited "
+            raise IndexError(f"step {number} is not one of {done}steps from 0")
+        turn = self.turns.at(number)
+        records = self.parts[turn.part].records_at(turn.step, limit)
+        return dataclasses.replace(records, step=number, part=turn.part)
+
+    def steps_of(self, part: str, record_id: int | str, epochs: range | None = None) -> list[Visit]:
+        """What became of a part's record in each epoch of the part; as `Provenance.steps_of`.
+
+        Raises:
+          KeyError: there is no such part, or no record of it has that ID.
+        """
+        return self._visits(part, self._part(part).steps_of(record_id, epochs))
+
+    def steps_of_row(
+        self, part: str, row: SupportsIndex, epochs: range | None = None
+    ) -> list[Visit]:
+        """As `steps_of`, for a record given by its row in the part's source; needs no IDs."""
+        return self._visits(part, self._part(part).steps_of_row(row, epochs))
+
+    def _part(self, name: str) -> Provenance:
+        if name not in self.parts:
+            raise KeyError(f"{name!r} is none of the parts {', '.join(self.parts)}")
+        return self.parts[name]
+
+    def _visits(self, part: str, visits: list[Visit]) -> list[Visit]:
+        found = []
+        for visit in visits:
+            step = None if visit.step is None else self.turns.step_of(part, visit.step)
+            if step is not None and self._end is not None and step >= self._end:
+                # The mixture ends in the middle of this part.
+                found.append(Visit(visit.epoch, "ahead", None, None, visit.offset, None))
+            else:
+                found.append(dataclasses.replace(visit, step=step))
+        return found
+
+
 def provenance(pipeline: Pipeline, until: SupportsIndex | None = None) -> Provenance:
     """The provenance of a pipeline's stream, in a run that never changed its config.
 
@@ -283,13 +355,33 @@ def provenance(pipeline: Pipeline, until: SupportsIndex | None = None) -> Proven
     Raises:
       TypeError, ValueError: ``until`` is no number of steps of this stream.
     """
+    steps = None if until is None else _until(until, pipeline.grid.num_steps)
+    return _of_pipeline(pipeline, steps)
+
+
+def mixture_provenance(mixture: Mixture, until: SupportsIndex | None = None) -> MixtureProvenance:
+    """The provenance of a mixture's stream; as `provenance`.
+
+    Raises:
+      TypeError, ValueError: ``until`` is no number of steps of this stream.
+    """
+    steps = mixture.grid.num_steps
+    stop = None if until is None else _until(until, steps)
+    counts = dict.fromkeys(mixture.parts) if stop is None else mixture.turns.before(stop)
+    parts = {name: _of_pipeline(mixture.parts[name], count) for name, count in counts.items()}
+    return MixtureProvenance(mixture.turns, parts, stop, steps)
+
+
+def _until(until: SupportsIndex, num_steps: int | None) -> int:
+    steps = _integer("until", until)
+    if not 0 <= steps <= min(num_steps if num_steps is not None else 2**63 - 1, 2**63 - 1):
+        raise ValueError(f"until is {steps}, and the stream has {num_steps} steps")
+    return steps
+
+
+def _of_pipeline(pipeline: Pipeline, steps: int | None) -> Provenance:
     segment = Segment(len(pipeline.source), pipeline.config)
-    stop = None
-    if until is not None:
-        steps = _integer("until", until)
-        if not 0 <= steps <= min(segment.num_steps or 2**63 - 1, 2**63 - 1):
-            raise ValueError(f"until is {steps}, and the stream has {segment.num_steps} steps")
-        stop = segment.position(steps)
+    stop = None if steps is None else segment.position(steps)
     return Provenance([segment], stop, pipeline.source, "those of the source")
 
 

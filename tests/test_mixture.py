@@ -329,3 +329,48 @@ def test_audit_of_more_steps_than_there_are_is_refused() -> None:
             loader.audit_mixture(mixture, steps)
     with pytest.raises(ValueError, match="IDs alone"):
         loader.audit_mixture(mixture, alignment=lambda batch: batch["mask"], ids_only=True)
+
+
+# Provenance
+
+
+@pytest.mark.parametrize("num_epochs", [None, 2])
+def test_provenance_tells_each_step_and_each_record(num_epochs: int | None) -> None:
+    mixture = web_and_code(num_epochs=num_epochs)
+    steps = 30 if num_epochs is None else len(mixture)
+    found = loader.mixture_provenance(mixture, steps)
+    came: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    for step in range(steps):
+        records = found.records_at(step)
+        batch = mixture[step]
+        assert records.ids is not None
+        assert (records.step, records.part) == (step, mixture.turn(step).part)
+        assert records.ids.tolist() == batch["id"][batch["mask"]].tolist()
+        for slot, record_id in enumerate(records.ids.tolist()):
+            came.setdefault((mixture.turn(step).part, record_id), []).append((step, slot))
+    for name, size in (("web", 23), ("code", 10)):
+        for record_id in range(size):
+            visits = found.steps_of(name, record_id)
+            assert visits == found.steps_of_row(name, record_id)
+            seen = [(v.step, v.slot) for v in visits if v.outcome == "delivered"]
+            assert seen == came.get((name, record_id), [])
+            assert {v.outcome for v in visits} <= {"delivered", "ahead"}
+    with pytest.raises(IndexError, match=f"step {steps} is not one of the {steps} steps"):
+        found.records_at(steps)
+
+
+def test_provenance_of_what_the_mixture_never_reaches() -> None:
+    mixture = web_and_code(num_epochs=2)
+    visits = loader.mixture_provenance(mixture).steps_of("code", 3)
+    assert [visit.outcome for visit in visits] == ["delivered", "ahead"]
+    with pytest.raises(KeyError, match="none of the parts"):
+        loader.mixture_provenance(mixture).steps_of("news", 3)
+    with pytest.raises(ValueError, match="until is 18"):
+        loader.mixture_provenance(mixture, 18)
+
+
+def test_provenance_is_as_quick_far_away() -> None:
+    mixture = Mixture({"a": part(10**6), "b": part(10**6)}, {"a": 1000, "b": 1})
+    records = loader.mixture_provenance(mixture).records_at(10**15)
+    assert records.part is not None
+    assert mixture.step_of(*mixture.turn(10**15)) == 10**15
