@@ -29,16 +29,23 @@ class FileState:
       size: in bytes.
       mtime_ns: when its bytes were last changed, in nanoseconds.
       inode: its number in the file system; another one where it was replaced.
+      ctime_ns: when anything about it was last changed. Only `is_exactly` looks at it: nobody can set
+        it back, but a new link or other permissions move it too.
     """
 
     size: int
     mtime_ns: int
     inode: int
+    ctime_ns: int = dataclasses.field(compare=False)
 
     @classmethod
     def of(cls, found: os.stat_result) -> Self:
         """From what ``os.stat`` gives."""
-        return cls(found.st_size, found.st_mtime_ns, found.st_ino)
+        return cls(found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns)
+
+    def is_exactly(self, other: Self) -> bool:
+        """Whether all of it is the same: then not even an edit that set the time back was made."""
+        return self == other and self.ctime_ns == other.ctime_ns
 
     def __str__(self) -> str:
         return f"{self.size} bytes, mtime_ns {self.mtime_ns}, inode {self.inode}"
