@@ -55,7 +55,15 @@ from checkpointing.train_state import (
     stored_templates,
     to_stored,
 )
-from loader import BatchIterator, Device, Difference, Pipeline, Position, ReadOptions
+from loader import (
+    BatchIterator,
+    Device,
+    Difference,
+    Mixture,
+    Pipeline,
+    Position,
+    ReadOptions,
+)
 
 TrainState = TypeVar("TrainState")
 
@@ -84,7 +92,7 @@ class Checkpoints:
 
     Args:
       directory: made if it does not exist; one writer at a time.
-      pipeline: the stream that the run trains on.
+      pipeline: the stream that the run trains on: a `Pipeline`, or a `Mixture` of some.
       save_every: `save` does something at multiples of this many steps.
       keep: how many of the newest checkpoints stay.
       run_config: settings of your own (learning rate, model size, ...) that must be the same at a
@@ -98,20 +106,22 @@ class Checkpoints:
     def __init__(
         self,
         directory: str | os.PathLike[str],
-        pipeline: Pipeline,
+        pipeline: Pipeline | Mixture,
         save_every: int,
         keep: int,
         *,
         run_config: Mapping[str, Any] | None = None,
     ) -> None:
-        if not isinstance(pipeline, Pipeline):
-            raise TypeError(f"pipeline must be a Pipeline, not {type(pipeline).__name__}")
+        if not isinstance(pipeline, Pipeline | Mixture):
+            raise TypeError(
+                f"pipeline must be a Pipeline or a Mixture, not {type(pipeline).__name__}"
+            )
         self._save_every = _at_least_one("save_every", save_every)
         self._keep = _at_least_one("keep", keep)
         self._run_config = json_value(dict(run_config or {}), "run_config")
-        transform_identity(
-            pipeline.transform
-        )  # a transform that cannot be identified is an error here
+        parts = pipeline.parts.values() if isinstance(pipeline, Mixture) else [pipeline]
+        for part in parts:
+            transform_identity(part.transform)  # one that cannot be identified is an error here
         self._pipeline = pipeline
         self._shown = os.fspath(directory)
         self._directory = RunDirectory(directory)
@@ -160,7 +170,8 @@ class Checkpoints:
             not changed. Where a checkpoint exists, leaves may be `jax.ShapeDtypeStruct`.
           allow: names of differences to go on with; later manifests tell of the change.
             ``"batch_size"``: the run goes on at the same record. ``"skip"``: batches ahead are left
-            out, or no longer. ``"exclude"``: records are left out from here on, or no longer.
+            out, or no longer. ``"exclude"``: records are left out from here on, or no longer. Of a
+            mixture nothing can change.
           verify: ``"full"`` digests every file of the checkpoint; ``"manifest"`` trusts the content
             of the array files.
           read_options: as for `Pipeline.iterate`.
@@ -359,21 +370,22 @@ class Checkpoints:
         where = f"{self._shown} step {found.step}"
         if differences:
             raise CheckpointMismatchError(where, differences)
+        now = self._pipeline
         try:
-            before = config_with(self._pipeline, found.identity.config)
+            before = now if isinstance(now, Mixture) else config_with(now, found.identity.config)
             before.grid.check(found.position)
         except ValueError as error:
             raise StepDamagedError(f"its position is none of its stream: {error}") from error
         differences = _diff_next_ids(found, next_ids(before, found.position))
         if differences:
             raise CheckpointMismatchError(where, differences)
-        self._check_skip(found.position, before)
-        self._tell_of_drops(found.position, before)
+        if isinstance(before, Pipeline) and isinstance(now, Pipeline):
+            self._check_skip(found.position, before, now)
+            self._tell_of_drops(found.position, before, now)
         return changes
 
-    def _check_skip(self, position: Position, before: Pipeline) -> None:
+    def _check_skip(self, position: Position, before: Pipeline, now: Pipeline) -> None:
         """Raises if batches that the run has passed already are newly skipped, or no longer."""
-        now = self._pipeline
         cursor = now.grid.number(position)
         if now.config.batch_size != before.config.batch_size:
             passed = min(cursor, before.grid.number(position))
@@ -398,9 +410,8 @@ class Checkpoints:
                 "skip ahead of it only, or go back to an older checkpoint, in a directory of its own"
             )
 
-    def _tell_of_drops(self, position: Position, before: Pipeline) -> None:
+    def _tell_of_drops(self, position: Position, before: Pipeline, now: Pipeline) -> None:
         """Logs how many records a new batch size leaves out of this epoch that the old one delivers."""
-        now = self._pipeline
         offset = before.grid.normal(position).offset
         old, new = (one.grid.steps_after(offset) * one.config.batch_size for one in (before, now))
         if now.config.final_batch == "drop" and new < old:
@@ -450,8 +461,9 @@ class Checkpoints:
         elif self._pipeline.grid.is_end(batches.position):
             _log.info("%s: the run is finished, at step %d", self._shown, found.step)
         else:
-            place = f"epoch {batches.position.epoch}, offset {batches.position.offset}"
-            _log.info("%s: resumed at step %d, %s", self._shown, found.step, place)
+            place = f", epoch {batches.position.epoch}, offset {batches.position.offset}"
+            place = "" if isinstance(self._pipeline, Mixture) else place
+            _log.info("%s: resumed at step %d%s", self._shown, found.step, place)
         return Run(train_state, batches, batches.position)
 
     def _check_batches(self, batches: BatchIterator) -> "_Resumed":

@@ -32,10 +32,12 @@ class CheckpointMismatchError(ValueError):
         if only_state:
             lines.append("Use the model and optimizer of that run, or start a new directory.")
         else:
-            lines.append(
-                "Use the data and config of that run, or start a new directory. batch_size alone may "
-                'change with allow={"batch_size"}.'
-            )
+            hint = "Use the data and config of that run, or start a new directory."
+            if not any(
+                one.name.startswith(("stream", "parts.", "weights.")) for one in differences
+            ):
+                hint += ' batch_size alone may change with allow={"batch_size"}.'
+            lines.append(hint)
         if {"skip", "exclude"} & {difference.name for difference in differences}:
             lines.append("So may skip, ahead of here, and exclude: allow={'skip', 'exclude'}.")
         super().__init__("\n".join(line.rstrip() for line in lines))

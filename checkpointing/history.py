@@ -11,8 +11,18 @@ import numpy.typing as npt
 import loader
 from checkpointing.directory import RunDirectory, StepDamagedError
 from checkpointing.errors import CheckpointDamagedError
-from checkpointing.manifest import ALLOWABLE, Manifest, package_versions
-from loader import Fingerprint, PipelineConfig, Position, Provenance, RecordSource, Segment
+from checkpointing.manifest import ALLOWABLE, Manifest, StreamIdentity, package_versions
+from loader import (
+    Fingerprint,
+    MixtureProvenance,
+    PipelineConfig,
+    Position,
+    Provenance,
+    RecordSource,
+    Segment,
+    Turns,
+)
+from loader.turns import TURNS_VERSION
 
 #: Up to so many records all IDs are digested, a second's work, to see whether they are those of the run.
 DIGEST_IDS_UP_TO: Final = 1 << 26
@@ -22,8 +32,11 @@ _Ids = Callable[[npt.NDArray[np.int64]], npt.NDArray[Any]]
 
 
 def provenance(
-    directory: str | os.PathLike[str], source: RecordSource | None = None, *, ahead: bool = False
-) -> Provenance:
+    directory: str | os.PathLike[str],
+    source: RecordSource | Mapping[str, RecordSource] | None = None,
+    *,
+    ahead: bool = False,
+) -> Provenance | MixtureProvenance:
     """What a run has seen, as its newest whole checkpoint tells; a run may be writing meanwhile.
 
     Rows can always be told. IDs can where all of them are row numbers, which their digest in the
@@ -31,11 +44,12 @@ def provenance(
 
     Args:
       directory: of the run.
-      source: the data of the run. No record is read of it, only IDs.
+      source: the data of the run; of a mixture, by part. No record is read of it, only IDs.
       ahead: answer also for steps after the checkpoint, as they come if the run goes on as it is.
 
     Returns:
-      A `Provenance` with a segment for each change of the batch size, and of what is left out.
+      A `Provenance` with a segment for each change of the batch size, and of what is left out; of a
+      mixture, a `MixtureProvenance`.
 
     Raises:
       FileNotFoundError: there is no checkpoint.
@@ -45,19 +59,58 @@ def provenance(
     """
     manifest = newest_manifest(directory)
     where = f"{os.fspath(directory)} step {manifest.step}"
-    _check_order(manifest, where)
+    if manifest.identity.parts:
+        sources = {} if source is None else source
+        if not isinstance(sources, Mapping):
+            raise ValueError(f"{where} is of a mixture: give the sources by the names of its parts")
+        return _of_mixture(manifest, sources, where, ahead=ahead)
+    if isinstance(source, Mapping):
+        raise ValueError(f"{where} is of one pipeline: give one source")
+    _check_order(manifest.identity, where)
     try:
         segments = segments_of(manifest)
         rows_only = Provenance(segments, manifest.position)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the history in {where} cannot be followed: {error!r}") from error
-    ids, ids_from = _known_ids(manifest, source, where)
+    ids, ids_from = _known_ids(manifest.identity, source, where)
     whole = Provenance(segments, None, ids, ids_from)
     if ids is not None:
         _check_next_ids(manifest, whole, where)
     if ahead:
         return whole
     return Provenance(segments, rows_only.stop, ids, ids_from)
+
+
+def _of_mixture(
+    manifest: Manifest, sources: Mapping[str, RecordSource], where: str, *, ahead: bool
+) -> MixtureProvenance:
+    identity = manifest.identity
+    unknown = sorted(set(sources) - set(identity.parts))
+    if unknown:
+        raise ValueError(f"{where} has the parts {', '.join(identity.parts)}, not {unknown[0]!r}")
+    if identity.order_version != TURNS_VERSION:
+        raise ValueError(
+            f"{where} follows the turns of version {identity.order_version}, and this version of the "
+            f"library derives version {TURNS_VERSION}: use the one that wrote it"
+        )
+    turns = Turns(identity.config["weights"])
+    counts = turns.before(manifest.step)
+    found, ends = {}, []
+    for name, part in identity.parts.items():
+        named = f"part {name!r} of {where}"
+        _check_order(part, named)
+        config = PipelineConfig.from_dict(part.config)
+        segment = Segment(part.fingerprint.num_records, config)
+        ids, ids_from = _known_ids(part, sources.get(name), named)
+        stop = None if ahead else segment.position(counts[name])
+        found[name] = Provenance([segment], stop, ids, ids_from)
+        if segment.num_steps is not None:
+            ends.append(turns.step_of(name, segment.num_steps))
+    end = min(ends, default=None)
+    whole = MixtureProvenance(turns, found, None if ahead else manifest.step, end)
+    if ahead and all(part.source is not None for part in found.values()):
+        _check_next_ids(manifest, whole, where)
+    return whole
 
 
 def newest_manifest(directory: str | os.PathLike[str]) -> Manifest:
@@ -116,9 +169,11 @@ class _IdColumn:
         return {}
 
 
-def _known_ids(manifest: Manifest, source: RecordSource | None, where: str) -> tuple[Any, str]:
+def _known_ids(
+    identity: StreamIdentity, source: RecordSource | None, where: str
+) -> tuple[Any, str]:
     """What gives the IDs of a run, if anything does, and how that is known."""
-    expected = manifest.identity.fingerprint
+    expected = identity.fingerprint
     if source is not None:
         _check_source(expected, source, where)
         return source, "those of the source"
@@ -151,8 +206,8 @@ def _have_digest(ids: _IdColumn, expected: Fingerprint) -> bool:
     return found.columns["id"] == expected.columns["id"]
 
 
-def _check_order(manifest: Manifest, where: str) -> None:
-    kind, version = manifest.identity.config["shuffle"], manifest.identity.order_version
+def _check_order(identity: StreamIdentity, where: str) -> None:
+    kind, version = identity.config["shuffle"], identity.order_version
     if version != loader.ORDER_VERSIONS[kind]:
         raise ValueError(
             f"{where} follows the order {kind!r} version {version}, and this version of the library "
@@ -160,7 +215,7 @@ def _check_order(manifest: Manifest, where: str) -> None:
         )
 
 
-def _check_next_ids(manifest: Manifest, whole: Provenance, where: str) -> None:
+def _check_next_ids(manifest: Manifest, whole: Provenance | MixtureProvenance, where: str) -> None:
     """Raises if the order that is derived now is not the one in which the run goes on."""
     expected, step = manifest.next_ids, manifest.step
     found: list[int | str] = []

@@ -17,8 +17,19 @@ import numpy as np
 
 import loader
 from checkpointing.train_state import Leaf
-from loader import Difference, Fingerprint, Pipeline, PipelineConfig, Position, dataset_digest
+from loader import (
+    Difference,
+    Fingerprint,
+    Mixture,
+    Pipeline,
+    PipelineConfig,
+    Position,
+    Turns,
+    dataset_digest,
+)
 from loader.fingerprint import read_ids
+from loader.mixture import combined
+from loader.turns import TURNS_VERSION
 
 FORMAT_VERSION: Final = 1
 MAX_MANIFEST_BYTES: Final = 16 << 20
@@ -34,29 +45,23 @@ _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclasses.dataclass(frozen=True)
-class Identity:
-    """Which stream, and which train state: everything that must be the same again at a resume.
+class StreamIdentity:
+    """Which stream a pipeline gives.
 
     Attributes:
       fingerprint: of the data.
       config: `PipelineConfig.to_dict`.
       order_version: of the shuffle kind, see `loader.ORDER_VERSIONS`.
       transform: name and version; ``None`` without one.
-      run_config: the user's own settings that must not change.
-      train_state: path, shape, dtype and PRNG implementation of each leaf.
     """
 
     fingerprint: Fingerprint
     config: Mapping[str, Any]
     order_version: int
     transform: Mapping[str, str] | None
-    run_config: Mapping[str, Any]
-    train_state: tuple[Leaf, ...]
 
     @classmethod
-    def of(
-        cls, pipeline: Pipeline, run_config: Mapping[str, Any], train_state: Iterable[Leaf]
-    ) -> Self:
+    def of_pipeline(cls, pipeline: Pipeline) -> "StreamIdentity":
         """The identity of what is at hand now. Reads the data where the source must, to digest it."""
         fingerprint = pipeline.fingerprint()
         if not isinstance(fingerprint, Fingerprint):
@@ -64,25 +69,113 @@ class Identity:
                 f"the source's fingerprint() gave a {type(fingerprint).__name__}, not a "
                 "loader.Fingerprint; usually it is: return loader.fingerprint(self)"
             )
-        return cls(
+        return StreamIdentity(
             fingerprint,
             pipeline.config.to_dict(),
             loader.ORDER_VERSIONS[pipeline.config.shuffle],
             transform_identity(pipeline.transform),
-            run_config,
-            tuple(train_state),
         )
 
-    def diff(self, now: "Identity", pipeline: Pipeline) -> list[Difference]:
-        """Everything in which ``now`` differs from this identity, that of a checkpoint."""
+    def diff_stream(self, now: "StreamIdentity", source: Any) -> list[Difference]:
+        """Everything in which ``now`` is another stream than this one, that of a checkpoint."""
         return [
-            *self.fingerprint.diff(now.fingerprint, pipeline.source),
+            *self.fingerprint.diff(now.fingerprint, source),
             *_diff_mappings("", self.config, now.config),
             *_diff_values("order_version", self.order_version, now.order_version),
             *_diff_mappings("transform.", self.transform or {}, now.transform or {}),
+        ]
+
+    def stream_to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "fingerprint": self.fingerprint.to_dict(),
+            "config": dict(self.config),
+            "order": {"kind": self.config["shuffle"], "version": self.order_version},
+            "transform": self.transform,
+        }
+
+    @classmethod
+    def stream_from_dict(cls, value: Mapping[str, Any]) -> "StreamIdentity":
+        """Reads what `stream_to_dict` wrote."""
+        config = PipelineConfig.from_dict(value["config"]).to_dict()
+        kind, version = value["order"]["kind"], value["order"]["version"]
+        if kind != config["shuffle"]:
+            raise ValueError("its config and its order disagree")
+        transform = value["transform"]
+        return StreamIdentity(
+            Fingerprint.from_dict(value["fingerprint"]),
+            config,
+            _typed(version, int),
+            None if transform is None else _texts(transform),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity(StreamIdentity):
+    """Which stream, and which train state: everything that must be the same again at a resume.
+
+    Of a mixture, ``fingerprint`` is that of all parts together, ``config`` holds its weights, and
+    ``order_version`` is that of its turns.
+
+    Attributes:
+      run_config: the user's own settings that must not change.
+      train_state: path, shape, dtype and PRNG implementation of each leaf.
+      parts: of a mixture, by name; else there are none.
+    """
+
+    run_config: Mapping[str, Any]
+    train_state: tuple[Leaf, ...]
+    parts: Mapping[str, StreamIdentity] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, stream: Pipeline | Mixture, run_config: Mapping[str, Any], train_state: Iterable[Leaf]
+    ) -> Self:
+        """The identity of what is at hand now. Reads the data where the source must, to digest it."""
+        leaves = tuple(train_state)
+        if isinstance(stream, Mixture):
+            parts = {name: cls.of_pipeline(part) for name, part in stream.parts.items()}
+            return cls(
+                combined({name: part.fingerprint for name, part in parts.items()}),
+                {"weights": dict(stream.weights)},
+                TURNS_VERSION,
+                None,
+                run_config,
+                leaves,
+                parts,
+            )
+        one = cls.of_pipeline(stream)
+        values = (one.fingerprint, one.config, one.order_version, one.transform)
+        return cls(*values, run_config, leaves)
+
+    def diff(self, now: "Identity", stream: Pipeline | Mixture) -> list[Difference]:
+        """Everything in which ``now`` differs from this identity, that of a checkpoint."""
+        return [
+            *self._diff_streams(now, stream),
             *_diff_mappings("run_config.", self.run_config, now.run_config),
             *_diff_mappings("train_state", _by_path(self.train_state), _by_path(now.train_state)),
         ]
+
+    def _diff_streams(self, now: "Identity", stream: Pipeline | Mixture) -> Iterable[Difference]:
+        if isinstance(stream, Pipeline) and not self.parts:
+            return self.diff_stream(now, stream.source)
+        if isinstance(stream, Pipeline) or not self.parts:
+            return [Difference("stream", _kind_of_stream(self), _kind_of_stream(now))]
+        found = [
+            *_diff_mappings("weights.", self.config["weights"], now.config["weights"]),
+            *_diff_values("order_version", self.order_version, now.order_version),
+        ]
+        for name in self.parts.keys() & now.parts.keys():
+            source = stream.parts[name].source
+            found += [
+                dataclasses.replace(difference, name=f"parts.{name}.{difference.name}")
+                for difference in self.parts[name].diff_stream(now.parts[name], source)
+            ]
+        return sorted(found, key=lambda difference: difference.name)
+
+
+def _kind_of_stream(identity: Identity) -> str:
+    return f"a mixture of {', '.join(identity.parts)}" if identity.parts else "one pipeline"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,14 +204,18 @@ class Manifest:
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
         identity = self.identity
+        if identity.parts:
+            stream = {
+                "mixture": {**identity.config, "version": identity.order_version},
+                "parts": {name: part.stream_to_dict() for name, part in identity.parts.items()},
+            }
+        else:
+            stream = identity.stream_to_dict()
         return {
             "format": FORMAT_VERSION,
             "step": self.step,
             "position": dataclasses.asdict(self.position),
-            "fingerprint": identity.fingerprint.to_dict(),
-            "config": dict(identity.config),
-            "order": {"kind": identity.config["shuffle"], "version": identity.order_version},
-            "transform": identity.transform,
+            **stream,
             "run_config": dict(identity.run_config),
             "train_state": [leaf.to_dict() for leaf in identity.train_state],
             "next_ids": list(self.next_ids),
@@ -170,33 +267,47 @@ class Manifest:
 
     @classmethod
     def _from_dict(cls, value: dict[str, Any]) -> Self:
-        config = PipelineConfig.from_dict(value["config"]).to_dict()
-        kind, version = value["order"]["kind"], value["order"]["version"]
-        if kind != config["shuffle"]:
-            raise ValueError("its config and its order disagree")
         step, place = _typed(value["step"], int), value["position"]
         position = Position(place["epoch"], place["offset"], place["step"])
         if position.step != step:
             raise ValueError(f"it is of step {step}, its position of step {position.step}")
         if max(position.epoch, step) > _MAX_COUNT:
             raise ValueError(f"{position} is further than any run can come")
-        transform = value["transform"]
         return cls(
             step,
             position,
-            Identity(
-                Fingerprint.from_dict(value["fingerprint"]),
-                config,
-                _typed(version, int),
-                None if transform is None else _texts(transform),
-                _shallow(_typed(value["run_config"], dict)),
-                tuple(Leaf.from_dict(leaf) for leaf in value["train_state"]),
-            ),
+            _identity(value),
             tuple(_id(entry) for entry in value["next_ids"]),
             tuple(_shallow(_typed(change, dict)) for change in value["history"]),
             _texts(value["packages"]),
             {_typed(path, str): _file(entry) for path, entry in value["files"].items()},
         )
+
+
+def _identity(value: Mapping[str, Any]) -> Identity:
+    run_config = _shallow(_typed(value["run_config"], dict))
+    leaves = tuple(Leaf.from_dict(leaf) for leaf in value["train_state"])
+    if "parts" not in value:
+        one = StreamIdentity.stream_from_dict(value)
+        values = (one.fingerprint, one.config, one.order_version, one.transform)
+        return Identity(*values, run_config, leaves)
+    parts = {
+        _typed(name, str): StreamIdentity.stream_from_dict(part)
+        for name, part in _typed(value["parts"], dict).items()
+    }
+    mixture = _typed(value["mixture"], dict)
+    weights = {name: _typed(weight, int) for name, weight in mixture["weights"].items()}
+    if list(weights) != list(parts) or Turns(weights).weights != weights:
+        raise ValueError("its weights are not those of its parts")
+    return Identity(
+        combined({name: part.fingerprint for name, part in parts.items()}),
+        {"weights": weights},
+        _typed(mixture["version"], int),
+        None,
+        run_config,
+        leaves,
+        parts,
+    )
 
 
 def seal(value: Mapping[str, Any]) -> bytes:
@@ -205,19 +316,24 @@ def seal(value: Mapping[str, Any]) -> bytes:
     return _canonical({**value, "sha256": digest})
 
 
-def next_ids(pipeline: Pipeline, position: Position) -> tuple[int | str, ...]:
+def next_ids(stream: Pipeline | Mixture, position: Position) -> tuple[int | str, ...]:
     """IDs of the records delivered next from a position: at most 64, and 16 KiB of JSON."""
     found: list[int | str] = []
     size = 0
-    while len(found) < NEXT_IDS and not pipeline.grid.is_end(position):
+    while len(found) < NEXT_IDS and not stream.grid.is_end(position):
+        pipeline, place = stream, position
+        if isinstance(pipeline, Mixture):
+            name, own = pipeline.turns.at(position.step)
+            pipeline = pipeline.parts[name]
+            place = pipeline.position(own)
         # A batch can hold millions of records; only its first ones are looked up.
-        rows = pipeline.rows_at(position, limit=NEXT_IDS - len(found))
+        rows = pipeline.rows_at(place, limit=NEXT_IDS - len(found))
         for entry in read_ids(pipeline.source, rows).tolist():
             size += len(_canonical(entry))
             if size > _NEXT_IDS_BYTES:
                 return tuple(found)
             found.append(entry)
-        position = pipeline.grid.after(position)
+        position = stream.grid.after(position)
     return tuple(found)
 
 

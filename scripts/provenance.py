@@ -49,6 +49,8 @@ OUTCOMES: Final = {
 }
 UNKNOWN_EXCLUDED: Final = "exclude leaves records out by their ID: without --source nothing tells whether these are among them."
 
+Run = loader.Provenance | loader.MixtureProvenance
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 console = Console(highlight=False)
 notes = Console(highlight=False, stderr=True)
@@ -75,9 +77,16 @@ def main(
             help="For --id and --row: in these epochs, END not included. By default the newest 100.",
         ),
     ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Of a run on a mixture: which part is asked about."),
+    ] = None,
     source: Annotated[
         str | None,
-        typer.Option(metavar="MODULE:FUNCTION", help="What returns the run's source, for its IDs."),
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="What returns the run's source, for its IDs; of a mixture, that of the part.",
+        ),
     ] = None,
     ahead: Annotated[
         bool,
@@ -92,12 +101,14 @@ def main(
     try:
         chosen = None if epochs is None else parse_epochs(epochs)
         given = None if source is None else source_of(source)
-        found = checkpointing.provenance(run_dir, given, ahead=ahead)
+        sources = given if given is None or part is None else {part: given}
+        run = checkpointing.provenance(run_dir, sources, ahead=ahead)
+        found = asked_about(run, part)
         rows = [found.row_of(an_id(found, text)) for text in record_id or []] + (row or [])
         answer = {
             **describe(run_dir, found),
-            "steps": [describe_step(found, number) for number in step or []],
-            "records": [describe_record(found, number, chosen) for number in rows],
+            "steps": [describe_step(run.records_at(number)) for number in step or []],
+            "records": [describe_record(run, part, number, chosen) for number in rows],
         }
     except (IndexError, KeyError) as error:
         fail(f"{run_dir}: {error.args[0]}" + hint(error), ABSENT)
@@ -144,6 +155,17 @@ def parse_epochs(text: str) -> range:
     return epochs
 
 
+def asked_about(run: Run, part: str | None) -> loader.Provenance:
+    """The provenance of the run, or of the part of its mixture that is asked about."""
+    if isinstance(run, loader.Provenance):
+        if part is not None:
+            raise ValueError("the run is of one pipeline: ask without --part")
+        return run
+    if part not in run.parts:
+        raise ValueError(f"the run is of a mixture: say --part, of {', '.join(run.parts)}")
+    return run.parts[part]
+
+
 def an_id(found: loader.Provenance, text: str) -> int | str:
     """An ID as the run's source has it: an integer, unless its IDs are strings."""
     if found.has_text_ids:
@@ -185,11 +207,11 @@ def describe_segments(found: loader.Provenance) -> Iterator[dict[str, Any]]:
         before = config
 
 
-def describe_step(found: loader.Provenance, step: int) -> dict[str, Any]:
+def describe_step(records: loader.StepRecords) -> dict[str, Any]:
     """A step as plain values: a row, an ID and whether it was left out for each of the first slots."""
-    records = found.records_at(step)
     return {
         "step": records.step,
+        "part": records.part,
         "epoch": records.epoch,
         "offset": records.offset,
         "slots": records.slots,
@@ -199,17 +221,22 @@ def describe_step(found: loader.Provenance, step: int) -> dict[str, Any]:
     }
 
 
-def describe_record(found: loader.Provenance, row: int, epochs: range | None) -> dict[str, Any]:
+def describe_record(run: Run, part: str | None, row: int, epochs: range | None) -> dict[str, Any]:
     """A record as plain values: its ID, and what became of it in each epoch."""
+    found = asked_about(run, part)
     known = found.epochs
     if epochs is None:
         epochs = range(NEWEST_EPOCHS) if known is None else known[-NEWEST_EPOCHS:]
+    if isinstance(run, loader.Provenance):
+        visits = run.steps_of_row(row, epochs)
+    else:
+        visits = run.steps_of_row(part or "", row, epochs)
     return {
         "row": row,
         "id": found.id_of(row),
         "epochs": [epochs.start, epochs.stop],
         "epochs_so_far": None if known is None else len(known),
-        "visits": [dataclasses.asdict(visit) for visit in found.steps_of_row(row, epochs)],
+        "visits": [dataclasses.asdict(visit) for visit in visits],
     }
 
 
@@ -243,9 +270,10 @@ def show_run(answer: dict[str, Any]) -> None:
 def show_step(one: dict[str, Any]) -> None:
     """Prints the records of a step."""
     rows, ids, slots = one["rows"], one["ids"], one["slots"]
+    of_part = "" if one["part"] is None else f"part {escape(one['part'])}, "
     padded = f", {slots - len(rows)} of them padding" if slots > len(rows) else ""
     console.print(
-        f"\n[bold]step {one['step']}[/]: epoch {one['epoch']}, offset {one['offset']}, "
+        f"\n[bold]step {one['step']}[/]: {of_part}epoch {one['epoch']}, offset {one['offset']}, "
         f"{slots} slots{padded}"
     )
     if ids is not None:
