@@ -25,7 +25,7 @@ from loader.provenance import (
     mixture_provenance,
     provenance,
 )
-from loader.sources import ArraySource, Field, RecordSource
+from loader.sources import ArraySource, Field, RecordSource, TokenSource
 from loader.turns import Turn, Turns
 
 __all__ = [
@@ -52,6 +52,7 @@ __all__ = [
     "RecordSource",
     "Segment",
     "StepRecords",
+    "TokenSource",
     "TransformReport",
     "Turn",
     "Turns",

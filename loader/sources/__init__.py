@@ -3,5 +3,14 @@
 from loader.sources.arrays import ArraySource
 from loader.sources.file_source import FileSource
 from loader.sources.protocol import RESERVED_FIELDS, Field, RecordSource, check_source
+from loader.sources.tokens import TokenSource
 
-__all__ = ["RESERVED_FIELDS", "ArraySource", "Field", "FileSource", "RecordSource", "check_source"]
+__all__ = [
+    "RESERVED_FIELDS",
+    "ArraySource",
+    "Field",
+    "FileSource",
+    "RecordSource",
+    "TokenSource",
+    "check_source",
+]

@@ -1,0 +1,308 @@
+"""Windows of token ids from flat files, such as nanoGPT's ``.bin``.
+
+A file is nothing but token ids, little-endian, one after another. It is memory-mapped: opening costs
+nothing by its size, and a batch touches the pages of its own windows alone.
+"""
+
+import hashlib
+import json
+import mmap
+import re
+import threading
+from collections.abc import Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
+
+from loader.fingerprint import ColumnDigest
+from loader.sources.digests import Cache
+from loader.sources.documents import borders_by_index, borders_by_token
+from loader.sources.file_source import FileSource
+from loader.sources.files import Data, FileRows, FileSet
+from loader.sources.protocol import Field
+from loader.sources.windows import Windows
+
+Rest = Literal["drop", "pad"]
+WindowIds = Literal["file:offset", "row"]
+
+_FILE_DTYPES: Final = ("uint8", "uint16", "uint32")
+_BATCH_DTYPES: Final = ("int32", "int64", *_FILE_DTYPES)
+#: A map keeps its file open, and a process may often have 1,024 files open.
+_MAX_MAPS: Final = 256
+_OFFSET_ID: Final = re.compile(r"(.+):(0|[1-9][0-9]{0,17})", re.DOTALL)
+
+
+class TokenSource(FileSource):
+    """A `RecordSource` of windows of ``window + 1`` tokens: the inputs, and the targets one token later.
+
+    Windows begin at every ``stride`` tokens of a stretch: a document where documents are told apart,
+    else a whole file. None crosses the end of its stretch. With the stride of a window, which is the
+    default, each token but the first of its stretch is a target once in an epoch. With ``stride=1``
+    there is a window at every offset, and a shuffled stream of them is one of windows at random
+    offsets, none of which comes twice in an epoch (which is ``window`` times as long).
+
+    The fields of a record are ``tokens``, ``int32[window + 1]``, and with ``rest="pad"`` ``length``,
+    int32: how many of the tokens are there; those after them are 0, and are no targets.
+
+    Args:
+      data: a file, or a folder with files somewhere below.
+      window: how many tokens a model is trained on at once, at least 1.
+      dtype: of the files: ``"uint8"``, ``"uint16"`` or ``"uint32"``.
+      stride: tokens from one window's start to the next one's; by default ``window``.
+      documents: how documents are told apart. ``None``: they are not, as in nanoGPT. A token id: that
+        of the last token of each document; all files are read once to find it. A suffix such as
+        ``".idx"``: beside ``shard-0.bin`` stands ``shard-0.idx``, flat little-endian int64: the
+        offset, in tokens, at which each document begins. The first is 0, none is smaller than the one
+        before it, and the last may be the file's number of tokens. A document takes 24 bytes of memory.
+      rest: what becomes of the tokens after the last full window of a stretch. ``"drop"``: they are in
+        no window. ``"pad"``: they are in one that begins a stride later, and is not full; a single
+        token, which has no target, is in none.
+      vocabulary: how many token ids there are. Each batch's tokens are checked against it: nothing
+        else tells that the files are of another dtype.
+      batch_dtype: of the field ``tokens``: int32, int64, or one that files may have.
+      ids: ``"file:offset"``, such as ``shard-0.bin:1048576``: the file's name relative to the folder,
+        and where in it the window begins, in tokens. ``"row"``: int64, the number over all files,
+        which costs less.
+      suffix: how the names of the folder's files end.
+      names: of the folder's files, in the order wanted; by default all, sorted.
+      cache: where digests of files are kept, as for other sources of files; by default nowhere.
+
+    Raises:
+      FileNotFoundError, OSError: a file is not there, or cannot be read.
+      TypeError, ValueError: a bad argument; a file that is empty, is no whole number of tokens or holds
+        no window; an index that does not fit its file. Names the file, and the offset where there is one.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        window: int,
+        *,
+        dtype: str = "uint16",
+        stride: int | None = None,
+        documents: int | str | None = None,
+        rest: Rest = "drop",
+        vocabulary: int | None = None,
+        batch_dtype: str = "int32",
+        ids: WindowIds = "file:offset",
+        suffix: str = ".bin",
+        names: Sequence[str] | None = None,
+        cache: Cache = None,
+    ) -> None:
+        window = _at_least_one("window", window)
+        stride = window if stride is None else _at_least_one("stride", stride)
+        _one_of("rest", rest, ("drop", "pad"))
+        _one_of("ids", ids, ("file:offset", "row"))
+        self._dtype = np.dtype(_one_of("dtype", dtype, _FILE_DTYPES)).newbyteorder("<")
+        self._batch_dtype = np.dtype(_one_of("batch_dtype", batch_dtype, _BATCH_DTYPES))
+        self._limit = _limit(vocabulary, self._dtype, self._batch_dtype)
+        documents = _documents(documents, self._dtype, self._limit)
+        self._width, self._pad = window + 1, rest == "pad"
+
+        files = FileSet.open(data, [suffix], names)
+        self._maps = _Maps(files, self._dtype, window + 1)
+        lengths = [_length(files, number, self._dtype) for number in range(len(files))]
+        borders, index_digest = [np.array([0, length], np.int64) for length in lengths], None
+        if isinstance(documents, str):
+            borders, index_digest = borders_by_index(files, lengths, documents)
+        elif documents is not None:
+            borders = borders_by_token(files, self._maps.tokens, documents)
+        self._windows = Windows.of(borders, self._width, stride, pad=self._pad)
+        _check_windows(files, lengths, self._windows.counts, 2 if self._pad else self._width)
+
+        fields = {"tokens": Field(self._batch_dtype, (self._width,))}
+        if self._pad:
+            fields["length"] = Field(np.dtype(np.int32))
+        reading = {
+            "format": "tokens",
+            "dtype": self._dtype.name,
+            "window": window,
+            "stride": stride,
+        }
+        reading |= {"documents": documents, "index": index_digest, "rest": rest}
+        super().__init__(
+            files, self._windows.counts, fields, ids="row", reading=reading, cache=cache
+        )
+        if ids == "file:offset":
+            self._ids = _OffsetIds(files, self.file_rows, self._windows)
+
+    def read(self, rows: npt.NDArray[np.int64], /) -> dict[str, npt.NDArray[Any]]:
+        """All fields of ``rows: int64[k]``: for each a fresh array, dtype[k, *shape].
+
+        Raises:
+          IndexError: there is no such row.
+          ValueError: a file has changed, or a token id is not in the vocabulary; names the file.
+        """
+        files, places = self.file_rows.locate(rows)
+        starts, left = self._windows.place(rows)
+        if len(self.files) == 1 and rows.size and not self._pad:  # the least that a batch costs
+            self.files.check(0, int(rows[0]))
+            tokens = self._maps[0].windows[starts]
+            return {"tokens": self._checked(tokens, files, starts)}
+        numbers = files.tolist()
+        for number, place in dict(zip(numbers, places.tolist(), strict=True)).items():
+            self.files.check(number, place)
+        lengths = np.minimum(left, self._width)
+        tokens = np.zeros((len(rows), self._width), self._dtype)
+        each = zip(numbers, starts.tolist(), lengths.tolist(), strict=True)
+        for slot, (number, start, length) in enumerate(each):
+            tokens[slot, :length] = self._maps[number].tokens[start : start + length]
+        made = {"tokens": self._checked(tokens, files, starts)}
+        return made | {"length": lengths.astype(np.int32)} if self._pad else made
+
+    def read_file(self, number: int, rows: npt.NDArray[np.int64], /) -> dict[str, npt.NDArray[Any]]:
+        """All fields of some rows of one file, ``int64[k]``; see `FileSource.read_file`."""
+        return self.read(rows + self.file_rows.starts[number])
+
+    def rows_of(self, ids: npt.NDArray[Any], /) -> npt.NDArray[np.int64]:
+        """Rows ``int64[k]`` of ``ids: str[k]`` or ``int64[k]``; -1 where no window has the ID."""
+        if isinstance(self._ids, _OffsetIds):
+            return self._ids.rows_of(ids)
+        return np.where((ids >= 0) & (ids < len(self)), ids, -1)
+
+    def _checked(
+        self, tokens: npt.NDArray[Any], files: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]
+    ) -> npt.NDArray[Any]:
+        """The tokens as a batch holds them, if all are in the vocabulary."""
+        if self._limit is not None and tokens.max(initial=0) >= self._limit:
+            slot, place = np.argwhere(tokens >= self._limit)[0].tolist()
+            raise ValueError(
+                f"file {self.files.names[files[slot]]}, offset {starts[slot] + place}: there is the "
+                f"token id {tokens[slot, place]}, and ids end before {self._limit}; the file is "
+                f"damaged, has another dtype than {self._dtype.name}, or a larger vocabulary"
+            )
+        return tokens.astype(self._batch_dtype, copy=False)
+
+
+class _Map(NamedTuple):
+    """A file's tokens, memory-mapped for as long as one of the arrays lives.
+
+    Attributes:
+      tokens: dtype[n].
+      windows: dtype[n - width + 1, width], the same tokens from each offset on; empty if there are fewer.
+    """
+
+    tokens: npt.NDArray[Any]
+    windows: npt.NDArray[Any]
+
+
+class _Maps:
+    """Maps of files; the newest are kept."""
+
+    def __init__(self, files: FileSet, dtype: np.dtype[Any], width: int) -> None:
+        self._files, self._dtype, self._width = files, dtype, width
+        self._kept: dict[int, _Map] = {}
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        """So that a source can be sent to another process, which maps the files itself."""
+        return type(self), (self._files, self._dtype, self._width)
+
+    def __getitem__(self, number: int) -> _Map:
+        kept = self._kept.get(number)
+        return self._make(number) if kept is None else kept
+
+    def _make(self, number: int) -> _Map:
+        tokens = self.tokens(number)
+        windows = tokens[:0].reshape(0, self._width)
+        if len(tokens) >= self._width:
+            windows = sliding_window_view(tokens, self._width)
+        with self._lock:
+            self._kept[number] = made = _Map(tokens, windows)
+            while len(self._kept) > _MAX_MAPS:
+                self._kept.pop(next(iter(self._kept)))
+        return made
+
+    def tokens(self, number: int) -> npt.NDArray[Any]:
+        """A file's tokens, in a map of their own."""
+        with open(self._files.path(number), "rb") as file:  # noqa: PTH123 (of 10,000 files)
+            self._files.check(number, fd=file.fileno())
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return np.frombuffer(mapped, self._dtype)
+
+
+class _OffsetIds:
+    """IDs of windows that name file and offset: one each, as one window begins at an offset."""
+
+    def __init__(self, files: FileSet, rows: FileRows, windows: Windows) -> None:
+        self._names, self._rows, self._windows = files.names, rows, windows
+        self._numbers = {name: number for number, name in enumerate(files.names)}
+        digest = hashlib.sha256(json.dumps(["file:offset", files.names, windows.stride]).encode())
+        for array in (windows.counts, windows.firsts, windows.starts):
+            digest.update(array.astype("<i8").data)
+        self.column: Final = ColumnDigest("str", (), "sha256:" + digest.hexdigest())
+
+    def __call__(self, rows: npt.NDArray[np.int64], /) -> npt.NDArray[np.str_]:
+        names, (files, _) = self._names, self._rows.locate(rows)
+        pairs = zip(files.tolist(), self._windows.place(rows)[0].tolist(), strict=True)
+        return np.array([f"{names[file]}:{offset}" for file, offset in pairs], np.str_)
+
+    def rows_of(self, ids: npt.NDArray[Any], /) -> npt.NDArray[np.int64]:
+        return np.array([self._row_of(one) for one in ids.tolist()], np.int64)
+
+    def _row_of(self, one: str) -> int:
+        parts = _OFFSET_ID.fullmatch(one)
+        number = self._numbers.get(parts[1]) if parts else None
+        return -1 if parts is None or number is None else self._windows.row(number, int(parts[2]))
+
+
+def _length(files: FileSet, number: int, dtype: np.dtype[Any]) -> int:
+    """How many tokens a file holds."""
+    tokens, rest = divmod(files.states[number].size, dtype.itemsize)
+    if rest:
+        raise ValueError(
+            f"file {files.names[number]} holds {files.states[number].size} bytes, and a token of "
+            f"{dtype.name} has {dtype.itemsize}: there are {rest} too many after byte "
+            f"{tokens * dtype.itemsize}. The file is cut, or has another dtype"
+        )
+    return tokens
+
+
+def _check_windows(
+    files: FileSet, lengths: Sequence[int], counts: npt.NDArray[np.int64], needed: int
+) -> None:
+    without = np.flatnonzero(counts == 0)
+    if without.size:
+        number = int(without[0])
+        more = f", nor have {without.size - 1} other files" if without.size > 1 else ""
+        raise ValueError(
+            f"file {files.names[number]} of {lengths[number]} tokens has no stretch of the {needed} "
+            f'that a window needs{more}; leave it out, take a smaller window, or rest="pad"'
+        )
+
+
+def _limit(vocabulary: int | None, dtype: np.dtype[Any], batch_dtype: np.dtype[Any]) -> int | None:
+    """What all token ids must be smaller than; ``None`` where they are in any case."""
+    limit = int(np.iinfo(batch_dtype).max) + 1
+    if vocabulary is not None:
+        limit = min(limit, _at_least_one("vocabulary", vocabulary))
+    return limit if limit <= np.iinfo(dtype).max else None
+
+
+def _documents(documents: Any, dtype: np.dtype[Any], limit: int | None) -> int | str | None:
+    if documents is None or isinstance(documents, str):
+        return documents
+    if isinstance(documents, bool) or not isinstance(documents, int | np.integer):
+        raise TypeError(f"documents must be a token id, a suffix or None, not {documents!r:.80}")
+    end = np.iinfo(dtype).max + 1 if limit is None else limit
+    if not 0 <= documents < end:
+        raise ValueError(f"documents must be a token id from 0 to {end - 1}, not {documents}")
+    return int(documents)
+
+
+def _at_least_one(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name} must be an integer, not {value!r:.80}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, not {value}")
+    return int(value)
+
+
+def _one_of(name: str, value: Any, choices: Sequence[str]) -> str:
+    if value not in choices:
+        raise ValueError(
+            f"{name} must be one of {', '.join(map(repr, choices))}, not {value!r:.80}"
+        )
+    return str(value)
