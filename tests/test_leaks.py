@@ -1,0 +1,208 @@
+"""Nothing grows and nothing is left: memory over epochs; threads, files and shared memory after use."""
+
+import collections
+import gc
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import jax
+import numpy as np
+import pytest
+
+import loader
+from loader import ArraySource, BatchIterator, Mixture, Pipeline, PipelineConfig, ReadOptions
+from loader.order import _AHEAD_FROM
+
+PROC: Final = pathlib.Path("/proc/self")
+linux = pytest.mark.skipif(not PROC.exists(), reason="counts by /proc")
+
+WAYS: Final = ("plain", "threads", "device", "device and threads", "permutation", "mixture")
+
+
+def iterate(way: str, arrays: dict[str, Any]) -> BatchIterator:
+    """An iterator over 20 epochs and more, in one of the ways to have one."""
+    shuffle: Any = "permutation" if way == "permutation" else "feistel"
+    config = PipelineConfig(256, 17, "pad", None, shuffle)
+    parts = {name: Pipeline(ArraySource(arrays), config) for name in "ab"}
+    stream = Mixture(parts, {"a": 2, "b": 1}) if way == "mixture" else parts["a"]
+    threads = ReadOptions(num_threads=3, prefetch_buffer_size=4) if "threads" in way else None
+    device = jax.devices("cpu")[0] if "device" in way else None
+    return stream.iterate(read_options=threads, device=device)
+
+
+def resident_bytes() -> int:
+    return int((PROC / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def growth(way: str) -> int:
+    """Bytes by which the resident memory of this process grows from the third epoch to the twentieth."""
+    n = 32_768
+    arrays: dict[str, Any] = {"x": np.zeros((n, 256), np.uint8), "y": np.arange(n)}
+    arrays["x"][:] = 1  # touched, so that it is resident before anything is counted
+    batches = iterate(way, arrays)
+    measured = []
+    for _ in range(20):
+        for _ in range(n // 256):
+            next(batches)
+        gc.collect()
+        measured.append(resident_bytes())
+    batches.close()
+    return max(measured[3:]) - measured[2]
+
+
+@linux
+@pytest.mark.parametrize("way", WAYS)
+def test_memory_is_flat_over_twenty_epochs(way: str) -> None:
+    """In a process of its own: what other tests have left does not count."""
+    code = f"import tests.test_leaks as t; print(t.growth({way!r}))"
+    root = pathlib.Path(__file__).resolve().parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+    )
+    # 8 MB of data come by in each epoch; the order of one is a quarter of a megabyte.
+    assert int(done.stdout) < 2 << 20
+
+
+@linux
+def test_growth_would_be_seen() -> None:
+    """A list that keeps each batch's IDs grows by 9 MB."""
+    before = resident_bytes()
+    kept = [np.arange(256) + i for i in range(17 * 256)]
+    assert resident_bytes() - before > 4 << 20
+    del kept
+
+
+class Counts:
+    """What this process holds: threads, open files, shared memory, children."""
+
+    def __init__(self) -> None:
+        self.threads = {thread for thread in threading.enumerate() if thread.is_alive()}
+        files = (self._target(path) for path in (PROC / "fd").iterdir())
+        self.files = collections.Counter(path for path in files if path)
+        maps = (PROC / "maps").read_text().splitlines()
+        self.memory = {line.split()[-1] for line in maps if "/dev/shm/" in line}
+        self.children = (PROC / "task" / str(os.getpid()) / "children").read_text().split()
+
+    @staticmethod
+    def _target(path: pathlib.Path) -> str:
+        try:
+            return str(path.readlink())
+        except FileNotFoundError:  # the listing's own
+            return ""
+
+    def more_than(self, before: "Counts") -> list[str]:
+        """What is there now and was not before; other tests may have made fewer things meanwhile."""
+        return [
+            *(thread.name for thread in self.threads - before.threads),
+            *(self.files - before.files),
+            *(self.memory - before.memory),
+            *(set(self.children) - set(before.children)),
+        ]
+
+
+def settled(before: Counts) -> list[str]:
+    """What stays: threads that end by themselves are given some time to."""
+    left = ["not counted"]
+    for _ in range(100):
+        gc.collect()
+        left = Counts().more_than(before)
+        if not left:
+            break
+        time.sleep(0.05)
+    return left
+
+
+def closed(batches: BatchIterator) -> None:
+    batches.close()
+
+
+def closed_twice(batches: BatchIterator) -> None:
+    batches.close()
+    batches.close()
+
+
+def dropped(batches: BatchIterator) -> None:
+    del batches
+
+
+def moved(batches: BatchIterator) -> None:
+    batches.set_state(batches.get_state())
+    next(batches)
+    batches.close()
+
+
+@pytest.fixture
+def arrays() -> dict[str, Any]:
+    return {"x": np.zeros((_AHEAD_FROM, 4), np.uint8), "y": np.arange(_AHEAD_FROM)}
+
+
+@linux
+@pytest.mark.parametrize("end", [closed, closed_twice, dropped, moved])
+@pytest.mark.parametrize("way", WAYS)
+def test_iterator_leaves_nothing(
+    way: str, end: Callable[[BatchIterator], None], arrays: dict[str, Any]
+) -> None:
+    next(iterate(way, arrays)).clear()  # what is made once for the whole process
+    before = Counts()
+    for _ in range(5):
+        batches = iterate(way, arrays)
+        for _ in range(130 if way == "permutation" else 3):
+            next(batches)
+        end(batches)
+        del batches
+    assert settled(before) == []
+
+
+@linux
+def test_what_an_iterator_would_leave_is_seen(tmp_path: pathlib.Path) -> None:
+    before = Counts()
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait, name="left")
+    thread.start()
+    with (tmp_path / "open").open("w"):
+        assert Counts().more_than(before) == ["left", str(tmp_path / "open")]
+    stop.set()
+    thread.join()
+    assert Counts().more_than(before) == []
+
+
+@linux
+def test_fingerprint_and_audit_leave_nothing(arrays: dict[str, Any]) -> None:
+    pipeline = Pipeline(ArraySource(arrays), PipelineConfig(256, 17, "pad", 1))
+    pipeline.fingerprint()
+    before = Counts()
+    pipeline.fingerprint()
+    assert loader.audit(pipeline).clean
+    assert settled(before) == []
+
+
+def test_threads_end_with_the_process(tmp_path: pathlib.Path) -> None:
+    """Iterators that nobody closes do not keep a program from ending."""
+    code = textwrap.dedent(
+        """
+        import numpy as np, loader, tests.test_leaks as t
+        arrays = {"x": np.zeros((1 << 17, 4), np.uint8), "y": np.arange(1 << 17)}
+        kept = [t.iterate(way, arrays) for way in t.WAYS]
+        for batches in kept:
+            next(batches)
+        print("done")
+        """
+    )
+    root = pathlib.Path(__file__).resolve().parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    assert "Traceback" not in done.stderr
