@@ -17,6 +17,7 @@ from loader.fingerprint import Difference, Fingerprint, dataset_digest, fingerpr
 from loader.mixture import Mixture
 from loader.order import ORDER_VERSIONS, epoch_order, position_of
 from loader.pipeline import BatchIterator, Pipeline, ReadOptions, RecordReadError
+from loader.processes import global_batch
 from loader.provenance import (
     MixtureProvenance,
     Provenance,
@@ -64,6 +65,7 @@ __all__ = [
     "dataset_digest",
     "epoch_order",
     "fingerprint",
+    "global_batch",
     "masked_mean",
     "mixture_provenance",
     "position_of",

@@ -7,8 +7,20 @@ import jax
 import numpy as np
 
 from loader.batching import Batch
+from loader.processes import global_batch
 
 Device: TypeAlias = jax.Device | jax.sharding.Sharding
+
+
+def sharding_of(device: Device | None) -> "jax.sharding.Sharding | None":
+    """The sharding of a batch over the devices of several processes, if that is what is asked for."""
+    if (
+        isinstance(device, jax.sharding.Sharding)
+        and jax.distributed.is_initialized()
+        and not device.is_fully_addressable
+    ):
+        return device
+    return None
 
 
 def to_device(batch: Batch, device: Device) -> Batch:
@@ -29,6 +41,9 @@ def to_device(batch: Batch, device: Device) -> Batch:
     moving = {
         name: array for name, array in batch.items() if name != "id" and _is_jax_dtype(array.dtype)
     }
+    sharding = sharding_of(device)
+    if sharding is not None:
+        return {**batch, **global_batch(moving, sharding)}
     return {**batch, **jax.device_put(moving, device)}
 
 

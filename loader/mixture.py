@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from loader.batching import Batch, Position
-from loader.device import Device, check_device
+from loader.device import Device, check_device, sharding_of
 from loader.fingerprint import ColumnDigest, Fingerprint
 from loader.pipeline import BatchIterator, NumberedBatches, OnBatch, Pipeline, ReadOptions
+from loader.processes import WHOLE, Shard, check_shard, shard_of_process
 from loader.turns import Turn, Turns
 
 PART_FIELD: Final = "part"
@@ -149,14 +150,14 @@ class Mixture:
         """
         return self.read(self.position(step))
 
-    def read(self, position: Position) -> Batch:
-        """The batch at a position.
+    def read(self, position: Position, shard: Shard = WHOLE) -> Batch:
+        """The batch at a position, or a share of it.
 
         Raises:
           RecordReadError: a record cannot be read or transformed; its position is the part's own.
         """
         name, own = self.turns.at(position.step)
-        batch = self._parts[name].read(self._parts[name].position(own))
+        batch = self._parts[name].read(self._parts[name].position(own), shard)
         part = np.full(len(batch["mask"]), self.turns.names.index(name), np.int32)
         return {"id": batch.pop("id"), "mask": batch.pop("mask"), PART_FIELD: part, **batch}
 
@@ -166,17 +167,22 @@ class Mixture:
         *,
         read_options: ReadOptions | None = None,
         device: Device | None = None,
+        process_index: int | None = None,
+        process_count: int | None = None,
         on_batch: OnBatch | None = None,
     ) -> BatchIterator:
         """An iterator over the stream, in constant time from any position; as `Pipeline.iterate`.
 
         Raises:
-          TypeError, ValueError: a position that cannot be one of this stream, or a device that
-            cannot hold its batches.
+          TypeError, ValueError: a position that cannot be one of this stream, a device that cannot
+            hold its batches, or shares that are not equal.
         """
         if device is not None:
             check_device(device, self.batch_sizes())
-        return BatchIterator(self, start, read_options, device, on_batch)
+        shard = shard_of_process(process_index, process_count, sharding_of(device))
+        for pipeline in self._parts.values():
+            check_shard(pipeline.config, shard)
+        return BatchIterator(self, start, read_options, device, on_batch, shard)
 
     def __iter__(self) -> BatchIterator:
         return self.iterate()
@@ -186,11 +192,13 @@ class Mixture:
         """The stream as a `grain.MapDataset` with a batch as element; as `Pipeline.dataset`."""
         return self.batches_from(Position())
 
-    def batches_from(self, position: Position) -> NumberedBatches:
-        """The batches from a position on."""
+    def batches_from(self, position: Position, shard: Shard = WHOLE) -> NumberedBatches:
+        """The batches, or shares of them, from a position on."""
         steps, start = self.grid.num_steps, position.step
         count = None if steps is None else max(0, steps - start)
-        return NumberedBatches(count, lambda number: self.read(Position(0, 0, start + number)))
+        return NumberedBatches(
+            count, lambda number: self.read(Position(0, 0, start + number), shard)
+        )
 
     def batch_sizes(self) -> set[int]:
         """Lengths of the batch axis that occur."""

@@ -19,9 +19,10 @@ import numpy.typing as npt
 
 from loader.batching import Batch, Grid, Position, Segment, spread
 from loader.config import PipelineConfig
-from loader.device import Device, check_device, to_device
+from loader.device import Device, check_device, sharding_of, to_device
 from loader.fingerprint import Fingerprint, read_fields, read_ids
 from loader.order import EpochOrder, Rows
+from loader.processes import WHOLE, Shard, check_shard, shard_of_process
 from loader.sources import RecordSource, check_source
 
 _root_handlers = logging.root.handlers[:]
@@ -147,6 +148,8 @@ class Pipeline:
         *,
         read_options: ReadOptions | None = None,
         device: Device | None = None,
+        process_index: int | None = None,
+        process_count: int | None = None,
         on_batch: "OnBatch | None" = None,
     ) -> "BatchIterator":
         """An iterator over the stream, in constant time from any position.
@@ -160,17 +163,24 @@ class Pipeline:
             that JAX has a dtype for are delivered as `jax.Array` there (``id`` never is: its 64
             bits would be cut). The next batch is read, and its transfer begun, before a batch is
             delivered, so that it goes on while that one is trained on. By default all fields are
-            NumPy arrays.
+            NumPy arrays. Under `jax.distributed`, a sharding over the devices of several processes
+            gives global arrays.
+          process_index: which of ``process_count`` equal shares of each batch is delivered: rows
+            ``index * B / count`` on. By default JAX's own, once `jax.distributed` is initialised, and
+            the whole batch without it. The iterator's state is that of the whole stream.
+          process_count: see there.
           on_batch: called with each batch and the position at which it begins, right before the
             batch is delivered: to log, to count. It must not change the batch.
 
         Raises:
-          TypeError, ValueError: a position that cannot be one of this stream, or a device that
-            cannot hold its batches.
+          TypeError, ValueError: a position that cannot be one of this stream, a device that cannot
+            hold its batches, or shares that are not equal.
         """
         if device is not None:
             check_device(device, self.batch_sizes())
-        return BatchIterator(self, start, read_options, device, on_batch)
+        shard = shard_of_process(process_index, process_count, sharding_of(device))
+        check_shard(self.config, shard)
+        return BatchIterator(self, start, read_options, device, on_batch, shard)
 
     def __iter__(self) -> "BatchIterator":
         return self.iterate()
@@ -241,30 +251,35 @@ class Pipeline:
             stop = min(stop, position.offset + limit)
         return self._order.rows(position.epoch, position.offset, stop)
 
-    def read(self, position: Position) -> Batch:
-        """The batch that begins at ``position``.
+    def read(self, position: Position, shard: Shard = WHOLE) -> Batch:
+        """The batch that begins at ``position``, or a share of it.
 
         Raises:
           RecordReadError: a record cannot be read or transformed (see ``on_bad_record``).
         """
-        rows = self._order.rows(position.epoch, position.offset, self.grid.stop(position))
+        size = self.config.batch_size // shard.count
+        stop = self.grid.stop(position)
+        low = min(position.offset + shard.index * size, stop)
+        rows = self._order.rows(position.epoch, low, min(low + size, stop))
         ids = read_ids(self.source, rows)
         if self._excluded is None or not (excluded := np.isin(ids, self._excluded)).any():
             batch = self._good_records(rows, ids, position)
         else:
             kept = np.flatnonzero(~excluded)
             batch = self._spread(self._good_records(rows[kept], ids[kept], position), kept, ids)
-        if len(rows) < self.config.batch_size and self.config.final_batch == "pad":
-            batch = spread(batch, slice(len(rows)), self.config.batch_size)
+        if len(rows) < size and self.config.final_batch == "pad":
+            batch = spread(batch, slice(len(rows)), size)
         return batch
 
-    def batches_from(self, position: Position) -> grain.MapDataset[Batch]:
-        """The batches from a position on, which may be any number of records into an epoch."""
+    def batches_from(self, position: Position, shard: Shard = WHOLE) -> grain.MapDataset[Batch]:
+        """The batches, or shares of them, from a position on: any number of records into an epoch."""
         start = self.grid.normal(position)
         count = Segment(len(self.source), self.config, start).num_steps
         endless = dataclasses.replace(self.config, num_epochs=None)
         rest = Segment(len(self.source), endless, start)
-        return NumberedBatches(count, lambda number: self.read(rest.position(start.step + number)))
+        return NumberedBatches(
+            count, lambda number: self.read(rest.position(start.step + number), shard)
+        )
 
     def batch_sizes(self) -> set[int]:
         """Lengths of the batch axis that occur."""
@@ -350,8 +365,8 @@ class _BatchStream(Protocol):
 
     @property
     def grid(self) -> _Grids: ...
-    def read(self, position: Position, /) -> Batch: ...
-    def batches_from(self, position: Position, /) -> grain.MapDataset[Batch]: ...
+    def read(self, position: Position, shard: Shard, /) -> Batch: ...
+    def batches_from(self, position: Position, shard: Shard, /) -> grain.MapDataset[Batch]: ...
 
 
 class BatchIterator(grain.DatasetIterator[Batch]):
@@ -368,6 +383,7 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         read_options: ReadOptions | None = None,
         device: Device | None = None,
         on_batch: OnBatch | None = None,
+        shard: Shard = WHOLE,
     ) -> None:
         super().__init__()
         # First, since close() looks at them, also where what follows raises.
@@ -383,6 +399,7 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         self._read_options = read_options or _NO_THREADS
         self._device = device
         self._on_batch = on_batch
+        self._shard = shard
         self._position = pipeline.grid.check(start)
 
     @property
@@ -418,7 +435,7 @@ class BatchIterator(grain.DatasetIterator[Batch]):
     def _read(self, position: Position) -> Batch:
         """The batch at a position, which is the one behind that last read."""
         if self._read_options.num_threads == 0:
-            return self._pipeline.read(position)
+            return self._pipeline.read(position, self._shard)
         return next(self._prefetched())
 
     def _moved(self, device: Device) -> Batch:
@@ -441,7 +458,7 @@ class BatchIterator(grain.DatasetIterator[Batch]):
 
     def _prefetched(self) -> Any:
         if self._batches is None:
-            ahead = self._pipeline.batches_from(self._position)
+            ahead = self._pipeline.batches_from(self._position, self._shard)
             self._batches = iter(ahead.to_iter_dataset(self._read_options))
         return self._batches
 

@@ -295,9 +295,9 @@ def test_audit_by_default_comes_once_through_each_part() -> None:
 class Wrong(Mixture):
     """A mixture that delivers something else at a step."""
 
-    def read(self, position: Position) -> dict[str, Any]:
+    def read(self, position: Position, *shard: Any) -> dict[str, Any]:
         # The turn of step 4 again, at step 5.
-        return super().read(Position(step=4) if position.step == 5 else position)
+        return super().read(Position(step=4) if position.step == 5 else position, *shard)
 
 
 def test_audit_finds_a_turn_that_is_another_parts() -> None:

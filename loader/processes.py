@@ -1,0 +1,131 @@
+"""Which rows of each batch a JAX process reads, and the global arrays that all of them make together.
+
+The stream is global: neither an iterator's state nor what a batch holds depends on the number of
+processes. Of each batch, process p of P reads rows ``p * B / P`` to ``(p + 1) * B / P``.
+"""
+
+import dataclasses
+import operator
+from collections.abc import Mapping
+from typing import Any, Final
+
+import jax
+import numpy as np
+
+from loader.config import PipelineConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """A share of each batch: number ``index`` of ``count`` equal ones, in order."""
+
+    index: int = 0
+    count: int = 1
+
+
+WHOLE: Final = Shard()
+
+
+def shard_of_process(
+    process_index: Any, process_count: Any, sharding: "jax.sharding.Sharding | None" = None
+) -> Shard:
+    """The share that is asked for, or by default this process's own.
+
+    Args:
+      process_index: its number; ``None`` is that of this process under `jax.distributed`, and the
+        whole batch without it.
+      process_count: how many there are.
+      sharding: of the global batch, if it is known: then by default this process's share is what its
+        devices hold, which several processes may have in common.
+
+    Raises:
+      TypeError, ValueError: one of both without the other, no integers, or out of range.
+    """
+    several = jax.distributed.is_initialized()
+    held = _shard_of_sharding(sharding) if several and sharding is not None else None
+    if process_index is None and process_count is None:
+        if not several:
+            return WHOLE
+        return held or Shard(jax.process_index(), jax.process_count())
+    if process_index is None or process_count is None:
+        raise ValueError("give process_index and process_count both, or neither")
+    for name, value in (("process_index", process_index), ("process_count", process_count)):
+        if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
+            raise TypeError(f"{name} must be an integer, not {value!r}")
+    shard = Shard(operator.index(process_index), operator.index(process_count))
+    if not 0 <= shard.index < shard.count:
+        raise ValueError(
+            f"process_index is {shard.index}, and process_count {shard.count}: processes are "
+            "numbered from 0 to one less than their count"
+        )
+    if held not in (None, shard):
+        raise ValueError(
+            f"share {shard.index} of {shard.count} of each batch is asked for, and the devices of "
+            f"this process hold share {held.index} of {held.count}, by {sharding}"
+        )
+    return shard
+
+
+def check_shard(config: PipelineConfig, shard: Shard) -> None:
+    """Checks that each batch of a stream can be shared out.
+
+    Raises:
+      ValueError: it cannot, says why and what to do.
+    """
+    if shard.count == 1:
+        return
+    if config.final_batch == "partial":
+        raise ValueError(
+            f'final_batch="partial" gives an epoch\'s last batch fewer rows, which {shard.count} '
+            "processes cannot share out equally, and all have to call the training step with equal "
+            'shapes. Use "pad" (the same records, with a mask) or "drop"'
+        )
+    if config.batch_size % shard.count:
+        raise ValueError(
+            f"batch_size {config.batch_size} cannot be shared out equally among {shard.count} "
+            f"processes: use a multiple of {shard.count}, or a number of processes that divides it"
+        )
+
+
+def global_batch(batch: Mapping[str, Any], sharding: jax.sharding.Sharding) -> dict[str, Any]:
+    """The global `jax.Array` of each field, of which this process gives its rows.
+
+    Args:
+      batch: fields with a leading axis of this process's rows, all of dtypes that JAX has.
+      sharding: of the global batch: splits the batch axis alone, over any axes of the mesh.
+
+    Returns:
+      The fields as global arrays. Their leading axis is that of the whole batch.
+
+    Raises:
+      ValueError: this process's devices do not hold one stretch of rows, or not as many as it gives.
+    """
+    shard = _shard_of_sharding(sharding)
+    return {
+        name: jax.make_array_from_process_local_data(
+            sharding, array, (len(array) * shard.count, *array.shape[1:])
+        )
+        for name, array in batch.items()
+    }
+
+
+def _shard_of_sharding(sharding: jax.sharding.Sharding) -> Shard:
+    """The share of a batch that this process's devices hold; other processes may hold it too."""
+    size = _SIZE_THAT_DIVIDES * len(sharding.device_set)
+    held = {
+        (rows[0].start or 0, size if rows[0].stop is None else rows[0].stop)
+        for rows in sharding.addressable_devices_indices_map((size,)).values()
+        if rows is not None
+    }
+    first, end = min(start for start, _ in held), max(stop for _, stop in held)
+    rows = end - first
+    if sum(stop - start for start, stop in held) != rows or size % rows or first % rows:
+        raise ValueError(
+            f"the devices of process {jax.process_index()} hold rows of a batch that are no equal "
+            f"share in a row, by {sharding}: order the mesh so that each process's devices stand "
+            "together along the batch axis"
+        )
+    return Shard(first // rows, size // rows)
+
+
+_SIZE_THAT_DIVIDES: Final = 1 << 10
