@@ -26,7 +26,7 @@ from loader.provenance import (
     mixture_provenance,
     provenance,
 )
-from loader.sources import ArraySource, Field, RecordSource, TokenSource
+from loader.sources import ArraySource, Field, NpySource, RecordSource, TokenSource
 from loader.turns import Turn, Turns
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "Mixture",
     "MixtureProvenance",
     "MixtureReport",
+    "NpySource",
     "Offender",
     "Pipeline",
     "PipelineConfig",

@@ -1,5 +1,6 @@
 """What all file sources share, shown with a format of one byte a record."""
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import numpy.typing as npt
 import pytest
 
 import loader
+from loader.sources import digests
+from loader.sources.digests import Cache
 from loader.sources.file_source import FileSource
 from loader.sources.files import FileSet
 from loader.sources.identifiers import IdRule
@@ -17,7 +20,7 @@ from loader.sources.identifiers import IdRule
 class ByteSource(FileSource):
     """Each byte of each file is a record."""
 
-    def __init__(self, root: Path, ids: IdRule = "file:row", cache: bool | None = None) -> None:
+    def __init__(self, root: Path, ids: IdRule = "file:row", cache: Cache = None) -> None:
         files = FileSet.open(root, [".bin"])
         counts = [state.size for state in files.states]
         fields = {"value": loader.Field(np.dtype("u1"))}
@@ -36,10 +39,10 @@ class ByteSource(FileSource):
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "0.bin").write_bytes(bytes([10, 11, 12]))
-    (tmp_path / "b.bin").write_bytes(bytes([20, 21]))
-    return tmp_path
+    (tmp_path / "data" / "a").mkdir(parents=True)
+    (tmp_path / "data" / "a" / "0.bin").write_bytes(bytes([10, 11, 12]))
+    (tmp_path / "data" / "b.bin").write_bytes(bytes([20, 21]))
+    return tmp_path / "data"
 
 
 def test_records_come_in_the_order_asked_from_all_files(root: Path) -> None:
@@ -85,3 +88,56 @@ def test_the_fingerprint_knows_bytes_and_names_and_not_the_path(root: Path) -> N
     assert ByteSource(moved).fingerprint() == before
     (moved / "b.bin").write_bytes(bytes([20, 22]))
     assert ByteSource(moved).fingerprint() != before
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that are read to be digested, in a list that grows."""
+    found: list[str] = []
+    real = digests._digest_piece
+
+    def watched(files: FileSet, number: int, start: int) -> bytes:
+        found.append(files.names[number])
+        return real(files, number, start)
+
+    monkeypatch.setattr(digests, "_digest_piece", watched)
+    return found
+
+
+def test_with_a_cache_only_what_has_changed_is_read(root: Path, reads: list[str]) -> None:
+    expected = ByteSource(root).fingerprint()
+    for cache in (True, root.parent / "kept"):
+        reads.clear()
+        assert ByteSource(root, cache=cache).fingerprint() == expected
+        assert reads == ["a/0.bin", "b.bin"]
+        assert ByteSource(root, cache=cache).fingerprint() == expected
+        assert len(reads) == 2
+        assert ByteSource(root, cache=cache).fingerprint(verify="full") == expected
+        assert len(reads) == 4
+    (root / "b.bin").write_bytes(bytes([1, 2]))
+    reads.clear()
+    assert ByteSource(root, cache=True).fingerprint() != expected
+    assert reads == ["b.bin"]
+
+
+def test_without_a_cache_every_file_is_read(root: Path, reads: list[str]) -> None:
+    source = ByteSource(root)
+    source.fingerprint()
+    source.fingerprint()
+    assert len(reads) == 4
+    assert sorted(path.name for path in root.iterdir()) == ["a", "b.bin"]
+
+
+def test_digests_of_several_workers_make_up_the_fingerprint(root: Path, reads: list[str]) -> None:
+    source = ByteSource(root)
+    expected = source.fingerprint()
+    parts = [digests.digest_files(source.files, [number]) for number in (1, 0)]
+    reads.clear()
+    assert source.fingerprint(digests=digests.merge(parts)) == expected
+    assert reads == []
+    assert source.fingerprint(digests=parts[0]) == expected
+    assert reads == ["a/0.bin"]
+    state = dataclasses.replace(source.files.states[0], size=4)
+    other = {"a/0.bin": dataclasses.replace(parts[1]["a/0.bin"], state=state)}
+    with pytest.raises(ValueError, match=r"file a/0\.bin has 3 bytes here, and 4"):
+        source.fingerprint(digests=other)

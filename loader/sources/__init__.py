@@ -2,6 +2,7 @@
 
 from loader.sources.arrays import ArraySource
 from loader.sources.file_source import FileSource
+from loader.sources.npy import NpySource
 from loader.sources.protocol import RESERVED_FIELDS, Field, RecordSource, check_source
 from loader.sources.tokens import TokenSource
 
@@ -10,6 +11,7 @@ __all__ = [
     "ArraySource",
     "Field",
     "FileSource",
+    "NpySource",
     "RecordSource",
     "TokenSource",
     "check_source",

@@ -1,18 +1,17 @@
 """What all sources over files share: everything but how one file is opened and read."""
 
 import abc
-import hashlib
-import json
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from loader.fingerprint import ColumnDigest, Fingerprint
-from loader.sources.digests import Cache, FileDigests, digest_files
+from loader.sources.digests import Cache, FileDigests
 from loader.sources.files import FileRows, FileSet
 from loader.sources.identifiers import IdRule, make_ids
+from loader.sources.identity import FileIdentity, Verify
 from loader.sources.protocol import Field, check_field
 
 
@@ -78,8 +77,10 @@ class FileSource(abc.ABC):
           ValueError, OSError: a record cannot be read; names file and row.
         """
 
-    def read_column(self, name: str, number: int, /) -> npt.NDArray[Any]:
-        """All of a column of one file, one axis: for IDs. Only where ``columns`` are given."""
+    def read_column(
+        self, name: str, number: int, /
+    ) -> npt.NDArray[Any] | Iterable[npt.NDArray[Any]]:
+        """All of a column of one file, one axis, or parts of it: for IDs. Only where ``columns`` are given."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -120,31 +121,28 @@ class FileSource(abc.ABC):
                 array[group.places] = part[name]
         return made
 
-    def fingerprint(self, *, verify: Literal["cache", "full"] = "cache") -> Fingerprint:
+    def fingerprint(
+        self, *, verify: Verify = "cache", digests: FileDigests | None = None
+    ) -> Fingerprint:
         """Identity of the data: the files' names and bytes, the fields, the IDs, and how records are read.
 
         Args:
           verify: ``"cache"`` reads the files that have changed since they were last digested, which
             are all where the source keeps no cache; ``"full"`` reads all.
+          digests: of files that others have digested already, from `digest_files` and `merge`; they are
+            not read here, whatever ``verify`` says.
 
         Raises:
-          ValueError: a file has changed since the source was opened.
+          ValueError: a file has changed since the source was opened, or has another size where it was
+            digested; names it.
           OSError: a file cannot be read.
         """
-        if verify not in ("cache", "full"):
-            raise ValueError(f'verify must be "cache" or "full", not {verify!r}')
-        return self._identified(digest_files(self.files))
-
-    def _identified(self, digests: FileDigests) -> Fingerprint:
-        counts = self.file_rows.counts.tolist()
-        entries = [
-            [name, state.size, count, digests[name].digest]
-            for name, state, count in zip(self.files.names, self.files.states, counts, strict=True)
-        ]
-        text = json.dumps([self._reading, entries], sort_keys=True)
-        digest = "sha256:" + hashlib.sha256(text.encode()).hexdigest()
-        columns = {"id": self._ids.column} | {
-            name: ColumnDigest(str(field.dtype), field.shape, digest)
-            for name, field in self._fields.items()
-        }
-        return Fingerprint(len(self), columns, len(self), "")
+        return FileIdentity(
+            self.files,
+            self.file_rows.counts,
+            len(self),
+            self._fields,
+            self._ids.column,
+            self._reading,
+            self._cache,
+        ).fingerprint(verify, digests)

@@ -81,7 +81,7 @@ class FileSet:
             a file, or links lead round in a circle.
           OSError: a file or folder cannot be looked at.
         """
-        path = pathlib.Path(data)
+        path = pathlib.Path(data).absolute()  # wherever the program changes to
         if not path.exists():
             raise FileNotFoundError(f"there is no file or folder {str(path)!r}")
         if path.is_dir():

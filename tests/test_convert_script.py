@@ -1,0 +1,112 @@
+"""The converter's command line: what it writes and says, and every refusal."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import loader
+from loader.sources import npy_folder
+from scripts import convert as script
+from scripts import train
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+X: Final = np.arange(20.0).reshape(10, 2)
+NAMES: Final = np.array([f"r{i}" for i in range(10)])
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Each test has a folder of its own as the current one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+def call(*arguments: str, code: int = 0) -> str:
+    done = CliRunner().invoke(script.app, arguments)
+    assert done.exit_code == code, done.output
+    return done.stderr if code else done.stdout
+
+
+def test_a_file_of_arrays_becomes_a_folder_with_the_same_records_and_ids() -> None:
+    np.savez("a.npz", x=X, y=X[:, 0], id=NAMES)
+    printed = call("a.npz", "--out", "a")
+    memory = loader.ArraySource({"x": X, "y": X[:, 0]}, NAMES)
+    assert loader.fingerprint(loader.NpySource("a")) == memory.fingerprint()
+    assert f"read back as the same: {memory.fingerprint().digest}" in printed
+    assert printed.startswith("a: 10 records, ")
+    call("a", "--out", "b")
+    assert loader.NpySource("b").fingerprint() == loader.NpySource("a").fingerprint()
+
+
+def test_a_plain_folder_of_arrays_is_converted_too() -> None:
+    Path("a").mkdir()
+    np.save("a/x.npy", X)
+    found = json.loads(call("a", "--out", "b", "--json"))
+    assert found["ids"] == "int64"
+    assert found["fields"] == {"x": {"dtype": "float64", "shape": [2]}}
+
+
+def test_the_digits_are_those_of_the_training_script() -> None:
+    found = json.loads(call("--digits", "--out", "digits", "--json"))
+    assert found["digest"] == train.digits().fingerprint().digest
+    assert found["records"] == 1797
+    assert loader.fingerprint(loader.NpySource("digits")).digest == found["digest"]
+
+
+def test_a_function_of_ones_own_is_converted() -> None:
+    Path("mine.py").write_text(
+        "import loader, numpy as np\n"
+        "def good(): return loader.ArraySource({'x': np.arange(3)}, ['a', 'b', 'c'])\n"
+    )
+    found = json.loads(call("--source", "mine:good", "--out", "a", "--json", "--no-check"))
+    assert found["digest"] is None
+    assert loader.NpySource("a").ids(np.array([2, 0])).tolist() == ["c", "a"]
+
+
+def test_what_reads_as_something_else_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez("a.npz", x=X)
+    np.savez("b.npz", x=X + (np.arange(20).reshape(10, 2) == 4))
+    write = npy_folder.write_npy
+
+    def write_another(_source: Any, out: Path, **options: Any) -> None:
+        write(script.opened(Path("b.npz"), None, digits=False), out, **options)
+
+    monkeypatch.setattr(script, "write_npy", write_another)
+    printed = call("a.npz", "--out", "a", code=1)
+    assert "dataset.x" in printed
+    assert "1 of 10 records differs: id 2" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--out", "b"], "name one source"),
+        (["a.npz", "--digits", "--out", "b"], "name one source"),
+        (["none.npz", "--out", "b"], "none.npz"),
+        (["a.npz", "--out", "there"], "'there' is there already"),
+        (["a.npz", "--out", "there/none/b"], "not a directory"),
+        (["there", "--out", "b"], "no .npz file"),
+        (["--source", "nothing:here", "--out", "b"], "nothing"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_done_is_told_and_leaves_nothing(arguments: list[str], message: str) -> None:
+    np.savez("a.npz", x=X)
+    Path("there").write_text("no data")
+    assert message.lower() in call(*arguments, code=2).lower()
+    assert sorted(path.name for path in Path().iterdir()) == ["a.npz", "there"]
+
+
+def test_it_runs_as_a_program(here: Path) -> None:
+    np.savez("a.npz", x=X)
+    command = [sys.executable, str(ROOT / "scripts" / "convert.py"), "a.npz", "--out", "b"]
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("b: 10 records")
+    assert done.stderr == ""
