@@ -15,22 +15,25 @@ import json
 import math
 import operator
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, Protocol, Self
+from collections.abc import Mapping
+from typing import Any, Final, Protocol, Self, cast
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib import recfunctions
+
+from loader.leaves import ID_COLUMN, MARK_HEX, Leaves, Read, digest_rows, raw_bytes
+from loader.parallel import usable_cores
 
 FINGERPRINT_VERSION: Final = 1
 MAX_CHUNKS: Final = 2048
-ID_COLUMN: Final = "id"
 
-_MARK_HEX: Final = 12  # 48 bits: a mark only places a difference that whole digests have shown
 _INT64: Final = np.dtype(np.int64)
-_READ_BYTES: Final = 1 << 24
+_READ_BYTES: Final = 1 << 20, 1 << 22
+_PIECES: Final = 32
 _UNIQUE_UP_TO: Final = 1 << 22
 _COMPARED_UP_TO: Final = 1 << 17
+_BLOCK: Final = 1 << 14
+_MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)  # odd, of no pattern: 2**64 / the golden ratio
 _NAMED: Final = 8
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -66,21 +69,32 @@ class _Readable(HasIds, Protocol):
     def read(self, rows: npt.NDArray[np.int64]) -> Mapping[str, npt.NDArray[Any]]: ...
 
 
-class _Stretch:
-    """Some of the records of a source, from a row to another, as a source."""
+class _Ranged(_Readable, Protocol):
+    """A `RecordSource` that also has the optional ``read_range``."""
 
-    def __init__(self, source: _Readable, start: int, stop: int) -> None:
-        self._source, self._start, self._len = source, start, stop - start
-        self.fields = source.fields
+    def read_range(self, start: int, stop: int, /) -> Mapping[str, npt.NDArray[Any]]: ...
+
+
+class _Range:
+    """What ``read_range`` gave, as a source of these rows alone."""
+
+    def __init__(self, source: _Ranged, start: int, stop: int) -> None:
+        self.fields, self._len = source.fields, stop - start
+        self._records = source.read_range(start, stop)
+        if not isinstance(self._records, Mapping) or ID_COLUMN not in self._records:
+            raise ValueError(
+                "read_range must give a dict of arrays, the IDs under 'id' among them, not "
+                f"{self._records!r:.80}"
+            )
 
     def __len__(self) -> int:
         return self._len
 
-    def ids(self, rows: npt.NDArray[np.int64], /) -> npt.NDArray[Any]:
-        return self._source.ids(rows + self._start)
+    def ids(self, _rows: npt.NDArray[np.int64], /) -> npt.NDArray[Any]:
+        return self._records[ID_COLUMN]
 
-    def read(self, rows: npt.NDArray[np.int64]) -> Mapping[str, npt.NDArray[Any]]:
-        return self._source.read(rows + self._start)
+    def read(self, _rows: npt.NDArray[np.int64]) -> Mapping[str, npt.NDArray[Any]]:
+        return self._records
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,9 +260,10 @@ class Fingerprint:
             return _chunks(other)
         if source is None:
             return None
-        if other.num_records > self.chunk_records * _COMPARED_UP_TO:
-            source = _Stretch(source, 0, min(self.num_records, other.num_records))
-        return _chunks(fingerprint(source, chunk_records=self.chunk_records))
+        stop = other.num_records
+        if stop > self.chunk_records * _COMPARED_UP_TO:
+            stop = min(stop, self.num_records)
+        return _chunks(leaves(source, self.chunk_records, stop=stop))
 
     def _changed_chunks(self, marks: list[str] | None, other: "Fingerprint") -> list[int] | None:
         """Chunks of this fingerprint whose records differ in the other; ``None`` if nothing tells."""
@@ -270,7 +285,7 @@ class Fingerprint:
             return ""
         if same < both == self.num_records and source is not None:
             # The last chunk of this fingerprint is not full; in the other, more records are in it.
-            rest = fingerprint(_Stretch(source, same, both), chunk_records=self.chunk_records)
+            rest = leaves(source, self.chunk_records, same, both)
             if rest.marks != _chunks(self)[-1]:
                 return f"the first {same} records are the same" if same else ""
             same = both
@@ -412,60 +427,98 @@ def dataset_digest(*arrays: npt.ArrayLike) -> str:
             )
         digest.update(str(array.dtype).encode())
         digest.update(str(array.shape).encode())
-        digest.update(_raw(array))
+        digest.update(raw_bytes(array))
     return digest.hexdigest()
 
 
-def fingerprint(source: _Readable, *, chunk_records: int | None = None) -> Fingerprint:
-    """Reads a whole source, in order, and digests it.
+def fingerprint(
+    source: _Readable, *, chunk_records: int | None = None, workers: int | None = None
+) -> Fingerprint:
+    """Reads a whole source and digests it, on all cores.
 
     Args:
       source: a `RecordSource`.
       chunk_records: records to a mark; by default the smallest power of two that gives at most
         2,048 marks.
+      workers: how many threads read and digest, which changes nothing but the time; with 1 it is the
+        calling thread, which reads all rows in order. By default one for each usable core, and
+        twice as many where they may wait for what they read. All have ended on return.
 
     Returns:
-      Its `Fingerprint`. Memory is bounded: some 16 MiB, or one record, is read at a time.
+      Its `Fingerprint`. Memory is bounded: each thread holds some 4 MiB, or one record, at a time.
 
     Raises:
       ValueError: the source gives something else than its ``fields`` say, an ID that padding uses
-        (-1 or ""), or, among up to 4,194,304 records, an ID twice.
+        (-1 or ""), integers and strings as IDs, or, among up to 4,194,304 records, an ID twice.
+      Exception: any that the source raises; of several, that of the first rows.
     """
     total = len(source)
     chunk = default_chunk_records(total) if chunk_records is None else chunk_records
-    if chunk < 1:
-        raise ValueError(f"chunk_records must be at least 1, not {chunk}")
+    ids: dict[int, npt.NDArray[Any]] | None = {} if total <= _UNIQUE_UP_TO else None
+    found = leaves(source, chunk, workers=workers, ids=ids)
+    if ids:
+        check_unique(np.concatenate([ids[start] for start in sorted(ids)]))
+    columns = {
+        name: ColumnDigest(
+            column.dtype, column.shape, "sha256:" + hashlib.sha256(column.digests).hexdigest()
+        )
+        for name, column in found.columns.items()
+    }
+    return Fingerprint(total, columns, chunk, found.marks)
+
+
+def leaves(
+    source: _Readable,
+    chunk_records: int,
+    start: int = 0,
+    stop: int | None = None,
+    *,
+    workers: int | None = None,
+    ids: dict[int, npt.NDArray[Any]] | None = None,
+) -> Leaves:
+    """Reads and digests some rows of a source; `Leaves.merge` puts several such parts together.
+
+    Args:
+      source: a `RecordSource`.
+      chunk_records: records to a mark.
+      start: the first row, a multiple of ``chunk_records``.
+      stop: one past the last row, a multiple too or the number of records; ``None`` is that number.
+      workers: as for `fingerprint`.
+      ids: takes the IDs up, by the first of the rows that they were read with.
+
+    Raises:
+      ValueError: as `fingerprint`, but for an ID that is there twice; no chunk begins at ``start``.
+      Exception: as `fingerprint`.
+    """
+    if chunk_records < 1:
+        raise ValueError(f"chunk_records must be at least 1, not {chunk_records}")
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers must be at least 1, not {workers}")
+    if start % chunk_records:
+        raise ValueError(f"row {start} is not where a chunk of {chunk_records} records begins")
     specs = {name: dtype_and_shape(field) for name, field in source.fields.items()}
-    names = [ID_COLUMN, *specs]
-    columns = {name: hashlib.sha256() for name in names}
-    leaves = {name: hashlib.sha256() for name in names}
-    seen: list[npt.NDArray[Any]] = []
-    id_dtype = ""
-    marks = []
-    for start, stop in _blocks(total, specs):
-        arrays = _read(source, start, stop, specs)
-        id_dtype = str(arrays[ID_COLUMN].dtype) if arrays[ID_COLUMN].dtype.kind == "i" else "str"
-        if total <= _UNIQUE_UP_TO:
-            seen.append(arrays[ID_COLUMN])
-        for low, high in _cut(start, stop, chunk):
-            for name in names:
-                if low % chunk == 0:
-                    dtype, shape = specs.get(name, (id_dtype, ()))
-                    leaves[name] = _begin(dtype, (min(chunk, total - low), *shape))
-                leaves[name].update(_bytes(arrays[name][low - start : high - start]))
-            if high % chunk == 0 or high == total:
-                digests = {name: leaf.digest() for name, leaf in leaves.items()}
-                for name in names:
-                    columns[name].update(digests[name])
-                mark = hashlib.sha256(b"".join(digests[name] for name in sorted(names)))
-                marks.append(mark.hexdigest()[:_MARK_HEX])
-    if seen:
-        check_unique(np.concatenate(seen))
-    found = {}
-    for name in names:
-        dtype, shape = specs.get(name, (id_dtype, ()))
-        found[name] = ColumnDigest(str(dtype), shape, "sha256:" + columns[name].hexdigest())
-    return Fingerprint(total, found, chunk, "".join(marks))
+    stop = len(source) if stop is None else stop
+    record_bytes = 8 + sum(dtype.itemsize * math.prod(shape) for dtype, shape in specs.values())
+    ranged = _reads_ranges(source)
+    piece = min(max((stop - start) * record_bytes // _PIECES, _READ_BYTES[0]), _READ_BYTES[1])
+    piece_records = max(1, piece // record_bytes)
+    read = _reader(source, specs, piece_records)
+
+    def read_and_keep(low: int, high: int) -> Mapping[str, npt.NDArray[Any]]:
+        arrays = read(low, high)
+        if ids is not None:
+            ids[low] = arrays[ID_COLUMN]
+        return arrays
+
+    return digest_rows(
+        read_and_keep,
+        start,
+        stop,
+        chunk_records=chunk_records,
+        kinds={name: (str(dtype), shape) for name, (dtype, shape) in specs.items()},
+        piece_records=piece_records,
+        threads=workers or usable_cores() * (1 if ranged else 2),
+    )
 
 
 def default_chunk_records(num_records: int) -> int:
@@ -544,10 +597,10 @@ def check_ids(ids: npt.NDArray[Any], first_row: int = 0) -> None:
     if ids.ndim != 1 or (ids.dtype.kind != "U" and ids.dtype != np.int64):
         raise TypeError(f"IDs must be int64[n] or str[n], not {ids.dtype}{list(ids.shape)}")
     padding: Any = "" if ids.dtype.kind == "U" else -1
-    at = np.flatnonzero(ids == padding)
-    if at.size:
+    taken = ids == padding
+    if taken.any():
         raise ValueError(
-            f"row {first_row + int(at[0])} has the ID {padding!r}, which marks an empty slot of a "
+            f"row {first_row + int(taken.argmax())} has the ID {padding!r}, which marks an empty slot of a "
             "padded batch; give the record another ID"
         )
 
@@ -558,66 +611,67 @@ def check_unique(ids: npt.NDArray[Any]) -> None:
     Raises:
       ValueError: one does; names it and two of its rows.
     """
-    by_id = np.argsort(ids, kind="stable")
+    if (ids[1:] > ids[:-1]).all():
+        return
+    numbers = np.sort(_numbers(ids))
+    if (numbers[1:] != numbers[:-1]).all():
+        return
+    by_id = np.argsort(ids, kind="stable")  # many times as slow, and needed for an error alone
     twice = np.flatnonzero(ids[by_id[1:]] == ids[by_id[:-1]])
-    if twice.size:
-        first, second = by_id[twice[0]], by_id[twice[0] + 1]
-        raise ValueError(
-            f"ID {ids[first].item()!r} belongs to rows {first} and {second} ({twice.size} such pairs); an "
-            "ID must name one record, or nothing can tell what was seen"
-        )
+    if not twice.size:
+        return  # two texts had the same number by chance
+    first, second = by_id[twice[0]], by_id[twice[0] + 1]
+    raise ValueError(
+        f"ID {ids[first].item()!r} belongs to rows {first} and {second} ({twice.size} such pairs); an "
+        "ID must name one record, or nothing can tell what was seen"
+    )
 
 
-def _blocks(total: int, specs: Specs) -> Iterator[tuple[int, int]]:
-    record_bytes = 8 + sum(dtype.itemsize * math.prod(shape) for dtype, shape in specs.values())
-    step = max(1, _READ_BYTES // record_bytes)
-    return ((start, min(start + step, total)) for start in range(0, total, step))
+def _numbers(ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Integers that differ where IDs do: for texts, but for a rare chance, a hash of 64 bits."""
+    if ids.dtype.kind != "U" or ids.itemsize == 0:
+        return ids
+    codes = np.ascontiguousarray(ids, ids.dtype.newbyteorder("=")).view(np.uint32)
+    codes = codes.reshape(len(ids), -1)
+    numbers = np.zeros(len(ids), np.uint64)
+    for low in range(0, len(ids), _BLOCK):
+        some = numbers[low : low + _BLOCK]
+        for column in codes[low : low + _BLOCK].T:
+            some *= _MULTIPLIER
+            some += column
+    return numbers
 
 
-def _cut(start: int, stop: int, chunk: int) -> Iterator[tuple[int, int]]:
-    """``start`` to ``stop``, cut where chunks meet."""
-    while start < stop:
-        end = min(stop, (start // chunk + 1) * chunk)
-        yield start, end
-        start = end
+def _reader(source: _Readable, specs: Specs, piece_records: int) -> Read:
+    """How the rows from one to another are read and checked."""
+    ranged = cast("_Ranged", source) if _reads_ranges(source) else None
+    as_many = np.zeros(piece_records, np.int64)  # for the number of rows where nobody looks at them
+
+    def read(start: int, stop: int) -> Mapping[str, npt.NDArray[Any]]:
+        if ranged is None:
+            of, rows = source, np.arange(start, stop, dtype=np.int64)
+        else:
+            of, rows = _Range(ranged, start, stop), as_many[: stop - start]
+        ids = read_ids(of, rows)
+        check_ids(ids, start)
+        return {**read_fields(of, rows, specs), ID_COLUMN: ids}
+
+    return read
 
 
-def _read(source: _Readable, start: int, stop: int, specs: Specs) -> dict[str, npt.NDArray[Any]]:
-    rows = np.arange(start, stop, dtype=np.int64)
-    ids = read_ids(source, rows)
-    check_ids(ids, start)
-    return {**read_fields(source, rows, specs), ID_COLUMN: ids}
+def _reads_ranges(source: _Readable) -> bool:
+    """Whether a source has a ``read_range`` that gives what its ``read`` and ``ids`` give.
 
-
-def _begin(dtype: object, shape: tuple[int, ...]) -> "hashlib._Hash":
-    digest = hashlib.sha256(str(dtype).encode())
-    digest.update(str(shape).encode())
-    return digest
-
-
-def _bytes(array: npt.NDArray[Any]) -> Any:
-    """A column's bytes in C order, without a copy where it is contiguous.
-
-    Strings are given as UTF-8, each after its length and a colon: the width NumPy stores them in
-    is no part of what they say. Nor are the gaps of an aligned structured dtype, which a copy need
-    not keep.
+    A class that inherits it, but reads in a way of its own, has not.
     """
-    if array.dtype.kind == "U":
-        texts = array.reshape(-1).tolist()
-        return "".join(f"{len(text)}:{text}" for text in texts).encode("utf-8", "surrogatepass")
-    if array.dtype.names is not None:
-        array = recfunctions.repack_fields(array, recurse=True)
-    return _raw(array)
+    for of in type(source).__mro__:
+        if not vars(of).keys().isdisjoint({"read_range", "read", "ids"}):
+            return "read_range" in vars(of)
+    return False
 
 
-def _raw(array: npt.NDArray[Any]) -> Any:
-    if array.nbytes == 0:
-        return b""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-
-
-def _chunks(of: Fingerprint) -> list[str]:
-    return [of.marks[i : i + _MARK_HEX] for i in range(0, len(of.marks), _MARK_HEX)]
+def _chunks(of: Fingerprint | Leaves) -> list[str]:
+    return [of.marks[i : i + MARK_HEX] for i in range(0, len(of.marks), MARK_HEX)]
 
 
 def _sha256(text: str) -> str:

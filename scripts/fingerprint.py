@@ -18,6 +18,7 @@ import json
 import os
 import pathlib
 import sys
+import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -196,7 +197,7 @@ def npz_arrays(path: pathlib.Path) -> dict[str, npt.NDArray[Any]]:
 class _Watched:
     """A source that tells how many of its records have been read."""
 
-    def __init__(self, source: loader.RecordSource, tell: Callable[[int], None]) -> None:
+    def __init__(self, source: loader.ArraySource, tell: Callable[[int], None]) -> None:
         self._source, self._tell, self.fields = source, tell, source.fields
 
     def __len__(self) -> int:
@@ -210,24 +211,32 @@ class _Watched:
         self._tell(len(rows))
         return records
 
+    def read_range(self, start: int, stop: int, /) -> Mapping[str, npt.NDArray[Any]]:
+        records = self._source.read_range(start, stop)
+        self._tell(stop - start)
+        return records
+
     def fingerprint(self) -> loader.Fingerprint:
         return loader.fingerprint(self)
 
 
 def digested(source: loader.RecordSource) -> loader.Fingerprint:
     """A source's own fingerprint; with a bar on a terminal, where reading takes more than two seconds."""
-    if not notes.is_terminal or not isinstance(source, loader.ArraySource):
+    # What a subclass reads, and how, is its own.
+    if not notes.is_terminal or type(source) is not loader.ArraySource:
         return source.fingerprint()
     columns = (TextColumn("reading"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     began = time.monotonic()
     with contextlib.ExitStack() as shown:
         progress = Progress(*columns, console=notes, transient=True)
         task = progress.add_task("reading", total=len(source))
+        one_at_a_time = threading.Lock()  # several threads read
 
         def tell(count: int) -> None:
             progress.advance(task, count)
-            if time.monotonic() - began > BAR_AFTER_SECONDS and not progress.live.is_started:
-                shown.enter_context(progress)
+            with one_at_a_time:
+                if time.monotonic() - began > BAR_AFTER_SECONDS and not progress.live.is_started:
+                    shown.enter_context(progress)
 
         return _Watched(source, tell).fingerprint()
 

@@ -7,6 +7,7 @@ import itertools
 import json
 import pathlib
 import random
+import threading
 import tracemalloc
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -27,13 +28,18 @@ from loader.fingerprint import (
     ColumnDigest,
     check_unique,
     default_chunk_records,
+    leaves,
 )
+from loader.leaves import Leaves
 
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
 
 #: The module: its name in `loader` is the function's.
 module: Final = __import__("sys").modules["loader.fingerprint"]
+
+#: As NumPy keeps them: without zeros at the end.
+words = st.text("ab\0é", min_size=1, max_size=5).map(lambda word: word.rstrip("\0") or "a")
 
 DTYPES: Final = ["<f4", ">f8", "<i8", "|u1", "|b1", "<c8", "<M8[ns]", "|S3", "<U3", "<f2"]
 
@@ -301,7 +307,7 @@ def test_size_of_the_reads_does_not_matter(
 ) -> None:
     source = ArraySource(FIXED, np.arange(11) * 3)
     wanted = identify(source, chunk_records=chunk_records)
-    monkeypatch.setattr(module, "_READ_BYTES", read_bytes)
+    monkeypatch.setattr(module, "_READ_BYTES", (read_bytes, read_bytes))
     assert identify(source, chunk_records=chunk_records) == wanted
 
 
@@ -329,7 +335,7 @@ def test_size_as_json_is_bounded(num_records: int) -> None:
 
 def test_memory_is_bounded_by_the_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     read_bytes = 1 << 18
-    monkeypatch.setattr(module, "_READ_BYTES", read_bytes)
+    monkeypatch.setattr(module, "_READ_BYTES", (read_bytes, read_bytes))
     monkeypatch.setattr(module, "_UNIQUE_UP_TO", 0)
     source = ArraySource({"x": np.zeros((1 << 15, 256), np.uint8)})  # 8 MiB
     identify(source)
@@ -340,6 +346,144 @@ def test_memory_is_bounded_by_the_reads(monkeypatch: pytest.MonkeyPatch) -> None
     finally:
         tracemalloc.stop()
     assert peak < 4 * read_bytes
+
+
+# Threads, and reading without a copy
+
+
+class Plain:
+    """A source's records, read by `ids` and `read` alone."""
+
+    def __init__(self, source: ArraySource) -> None:
+        self._source, self.fields = source, source.fields
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def ids(self, rows: npt.NDArray[np.int64]) -> Array:
+        return self._source.ids(rows)
+
+    def read(self, rows: npt.NDArray[np.int64]) -> Arrays:
+        return self._source.read(rows)
+
+
+@given(columns(), st.booleans(), st.integers(1, 8), st.integers(1, 7), st.integers(1, 200))
+def test_fingerprint_does_not_depend_on_threads_or_on_how_records_are_read(
+    fields: Arrays, text_ids: bool, workers: int, chunk_records: int, read_bytes: int
+) -> None:
+    n = len(next(iter(fields.values())))
+    source = ArraySource(fields, [f"r{i}" for i in range(n)] if text_ids else None)
+    wanted = identify(source, chunk_records=chunk_records, workers=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_READ_BYTES", (read_bytes, read_bytes))
+        for of in (source, Plain(source)):
+            assert identify(of, chunk_records=chunk_records, workers=workers) == wanted
+            assert identify(of, chunk_records=chunk_records) == wanted
+
+
+def test_parts_merge_to_the_whole_fingerprint() -> None:
+    source = ArraySource(FIXED)
+    parts = [leaves(source, 4, *rows) for rows in [(8, None), (0, 4), (4, 8)]]
+    assert Leaves.merge(parts) == leaves(source, 4)
+    assert Leaves.merge(parts).marks == identify(source, chunk_records=4).marks
+    with pytest.raises(ValueError, match="row 3 is not where a chunk of 4 records begins"):
+        leaves(source, 4, 3)
+
+
+@pytest.mark.parametrize("workers", [0, -1])
+def test_no_worker_is_refused(workers: int) -> None:
+    with pytest.raises(ValueError, match=f"workers must be at least 1, not {workers}"):
+        identify(ArraySource(FIXED), workers=workers)
+
+
+@pytest.mark.parametrize("workers", [None, 1, 2, 7])
+def test_no_thread_is_left(workers: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_READ_BYTES", (1, 1))
+    before = set(threading.enumerate())
+    identify(ArraySource(FIXED), workers=workers)
+    with pytest.raises(ValueError, match="did not read"):
+        identify(Broken(read=lambda _: {}), workers=workers)
+    assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize("workers", [None, 1, 2, 7])
+def test_an_error_is_that_of_the_first_record(
+    workers: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_READ_BYTES", (1, 1))
+
+    class Bad(ArraySource):
+        def ids(self, rows: npt.NDArray[np.int64], /) -> Array:
+            return np.where(rows == 5, -1, rows)
+
+        def read(self, rows: npt.NDArray[np.int64], /) -> Arrays:
+            if rows[0] >= 3:
+                raise OSError(f"row {rows[0]}")
+            return super().read(rows)
+
+    with pytest.raises(OSError, match="row 3"):
+        identify(Bad(FIXED), workers=workers)
+
+
+def test_an_array_source_is_read_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> Any:
+        raise AssertionError
+
+    x, ids = np.arange(12).reshape(6, 2), np.arange(6) + 10
+    source = ArraySource({"x": x}, ids)
+    wanted = identify(source)
+    monkeypatch.setattr(ArraySource, "read", fail)
+    monkeypatch.setattr(ArraySource, "ids", fail)
+    assert identify(source) == wanted
+    assert np.shares_memory(source.read_range(2, 4)["x"], x)
+    assert source.read_range(2, 4)["id"].tolist() == [12, 13]
+    assert ArraySource({"x": x}).read_range(2, 4)["id"].tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("member", ["read", "ids"])
+def test_a_class_that_reads_in_its_own_way_is_read_in_that_way(member: str) -> None:
+    class Own(ArraySource):
+        pass
+
+    def own(self: Own, rows: npt.NDArray[np.int64], /) -> Any:
+        return {"x": rows * 2} if member == "read" else rows + 7
+
+    x, ids = np.arange(6), np.arange(6) + 10
+    assert identify(Own({"x": x}, ids)) == identify(ArraySource({"x": x}, ids))
+    setattr(Own, member, own)
+    changed = ArraySource({"x": x * 2}, ids) if member == "read" else ArraySource({"x": x}, x + 7)
+    assert identify(Own({"x": x}, ids)) == identify(changed)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"x": np.zeros(3)}, "the IDs under 'id' among them, not {'x'"),
+        ([np.zeros(3)], "must give a dict of arrays"),
+        (None, "must give a dict of arrays, .* not None"),
+        ({"id": np.arange(3)}, "did not read 'x'"),
+        ({"id": np.arange(3), "x": np.zeros(2)}, r"'x' reads as float64\[2\] for 3 rows"),
+        ({"id": np.arange(2), "x": np.zeros(3)}, r"int64\[2\] as the IDs of 3 rows"),
+        ({"id": np.arange(3) - 1, "x": np.zeros(3)}, "row 0 has the ID -1"),
+    ],
+    ids=itertools.count(),
+)
+def test_a_range_that_is_not_what_the_source_says_is_refused(given: Any, message: str) -> None:
+    class Own(ArraySource):
+        def read_range(self, start: int, stop: int, /) -> Any:
+            return given
+
+    with pytest.raises(ValueError, match=message):
+        identify(Own({"x": np.zeros(3)}))
+
+
+def test_ids_that_are_numbers_here_and_text_there_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_READ_BYTES", (1, 1))
+    mixed = Broken(ids=lambda ids: ids if ids[0] < 12 else ids.astype("U"))
+    with pytest.raises(ValueError, match=r"'id' is int64\[\] in rows 1-1 and str\[\] in rows 2-2"):
+        identify(mixed)
 
 
 # To a dict and back
@@ -775,6 +919,21 @@ def test_duplicates_are_found_wherever_they_stand(values: list[int], rng: random
     check_unique(np.array(unique))
     with pytest.raises(ValueError, match=r"ID -?\d+ belongs to rows \d+ and \d+ \(1 such"):
         check_unique(np.array([*unique, rng.choice(unique)]))
+
+
+@given(st.lists(words, min_size=1), st.randoms(use_true_random=False), st.booleans())
+def test_texts_that_stand_twice_are_found(
+    values: list[str], rng: random.Random, by_chance: bool
+) -> None:
+    rng.shuffle(values)
+    unique = list(dict.fromkeys(values))
+    with pytest.MonkeyPatch.context() as patch:
+        if by_chance:
+            patch.setattr(module, "_MULTIPLIER", np.uint64(0))  # the same for the same last letter
+        for dtype in ("<U5", ">U5"):
+            check_unique(np.array(unique, dtype))
+            with pytest.raises(ValueError, match=r"ID '.*' belongs to rows \d+ and \d+ \(1 such"):
+                check_unique(np.array([*unique, rng.choice(unique)], dtype))
 
 
 def test_public_names_are_of_this_module() -> None:

@@ -213,6 +213,14 @@ def test_a_bar_comes_on_a_terminal_for_long_work_only(
         assert ("reading" in text) == (shown and terminal)
 
 
+def test_the_bar_is_told_of_each_record_once() -> None:
+    told: list[int] = []
+    source = loader.ArraySource({"x": X}, IDS)
+    watched = script._Watched(source, told.append)
+    assert watched.fingerprint() == source.fingerprint()
+    assert sum(told) == len(X)
+
+
 def test_it_runs_as_a_program() -> None:
     np.savez("a.npz", x=X)
     command = [sys.executable, str(ROOT / "scripts" / "fingerprint.py")]

@@ -30,7 +30,13 @@ RUNTIME = {"grain", "jax", "numpy", "orbax-checkpoint"}
 
 # --- layers -------------------------------------------------------------------------------------
 
-NUMPY_ALONE = ("loader.config", "loader.order", "loader.fingerprint")
+NUMPY_ALONE = (
+    "loader.config",
+    "loader.order",
+    "loader.fingerprint",
+    "loader.leaves",
+    "loader.parallel",
+)
 
 
 def module_name(path: Path, root: Path) -> str:

@@ -78,6 +78,12 @@ class ArraySource:
         """All fields of ``rows: int64[k]``: for each a fresh array, dtype[k, *shape]."""
         return {name: array.take(rows, axis=0) for name, array in self._arrays.items()}
 
+    def read_range(self, start: int, stop: int, /) -> dict[str, npt.NDArray[Any]]:
+        """IDs, under ``"id"``, and all fields of the rows from ``start`` to ``stop``, without a copy."""
+        rows = slice(start, stop)
+        ids = np.arange(start, stop, dtype=np.int64) if self._ids is None else self._ids[rows]
+        return {"id": ids, **{name: array[rows] for name, array in self._arrays.items()}}
+
     def fingerprint(self) -> Fingerprint:
         """Reads all records, as they are now, and digests them."""
         return fingerprint(self)

@@ -1,4 +1,4 @@
-"""What a source of records is: five members, which anyone can implement."""
+"""What a source of records is: five members, which anyone can implement, and a sixth that is optional."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -26,7 +26,13 @@ class RecordSource(Protocol):
     """Random access to records: a length, their fields, and two vectorised reads.
 
     Rows run from 0 to ``len(source) - 1``. The same row must give the same record for as long as the
-    source lives; what it gives is what its fingerprint says. Reads may come from several threads.
+    source lives; what it gives is what its fingerprint says. ``ids`` and ``read`` are called from
+    several threads at once.
+
+    A source whose records stand in a row may also have ``read_range(start, stop)``: a dict of the IDs
+    of these rows, under ``"id"``, and of all fields, as ``ids`` and ``read`` give them, but without a
+    copy if there is none to be made: they are only looked at. A fingerprint is then cheaper. Where a
+    class inherits it and has an ``ids`` or ``read`` of its own, these are what counts.
     """
 
     def __len__(self) -> int:
