@@ -22,6 +22,7 @@ from loader import (
     Segment,
     Turns,
 )
+from loader.sources.identifiers import row_column
 from loader.turns import TURNS_VERSION
 
 #: Up to so many records all IDs are digested, a second's work, to see whether they are those of the run.
@@ -178,7 +179,11 @@ def _known_ids(
         _check_source(expected, source, where)
         return source, "those of the source"
     row_numbers = _IdColumn(expected.num_records, lambda rows: rows)
-    if expected.columns["id"].dtype == "int64" and _have_digest(row_numbers, expected):
+    if expected.files is not None:
+        known = expected.columns["id"] == row_column(expected.num_records)
+    else:
+        known = expected.columns["id"].dtype == "int64" and _have_digest(row_numbers, expected)
+    if known:
         return row_numbers, "row numbers, as their digest in the checkpoint shows"
     return None, ""
 
@@ -192,6 +197,8 @@ def _check_source(expected: Fingerprint, source: RecordSource, where: str) -> No
         )
     if expected.columns["id"].dtype == "unread":  # a revision, which takes no reading
         same = source.fingerprint().digest == expected.digest
+    elif expected.files is not None:
+        same = getattr(source, "id_column", None) == expected.columns["id"]
     else:
         column = _IdColumn(len(source), source.ids)
         same = len(source) > DIGEST_IDS_UP_TO or _have_digest(column, expected)

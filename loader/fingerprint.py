@@ -8,7 +8,6 @@ say *which* records differ. There are at most 2,048 of them, so a fingerprint ha
 any number of records, and for up to 2,048 records a mark is one record.
 """
 
-import bisect
 import dataclasses
 import hashlib
 import json
@@ -21,8 +20,10 @@ from typing import Any, Final, Protocol, Self, cast
 import numpy as np
 import numpy.typing as npt
 
+from loader.file_marks import FileMarks
 from loader.leaves import ID_COLUMN, MARK_HEX, Leaves, Read, digest_rows, raw_bytes
 from loader.parallel import usable_cores
+from loader.told_apart import told_apart
 
 FINGERPRINT_VERSION: Final = 1
 MAX_CHUNKS: Final = 2048
@@ -125,6 +126,8 @@ class Fingerprint:
       columns: by name, the IDs (under ``"id"``) and each field.
       chunk_records: records to a mark.
       marks: 12 hex digits for each chunk, all in one string; empty where there are none.
+      files: for records in files, their identity; ``None`` for others. Columns then say what the IDs
+        are, and of fields their dtype and shape; the records themselves are covered by the files' bytes.
       digest: ``sha256:`` + 64 hex digits, over everything but the marks.
     """
 
@@ -132,6 +135,7 @@ class Fingerprint:
     columns: Mapping[str, ColumnDigest]
     chunk_records: int
     marks: str
+    files: FileMarks | None = None
 
     @property
     def digest(self) -> str:
@@ -140,9 +144,10 @@ class Fingerprint:
             [name, column.dtype, list(column.shape), column.digest]
             for name, column in sorted(self.columns.items())
         ]
-        return _sha256(
-            json.dumps([FINGERPRINT_VERSION, self.num_records, self.chunk_records, columns])
-        )
+        covered = [FINGERPRINT_VERSION, self.num_records, self.chunk_records, columns]
+        if self.files is not None:
+            covered.append([self.files.num_files, self.files.digest, self.files.reading])
+        return _sha256(json.dumps(covered, sort_keys=True))
 
     @classmethod
     def of_revision(cls, revision: str, source: _Readable) -> Self:
@@ -163,12 +168,38 @@ class Fingerprint:
         }
         return cls(len(source), columns, max(1, len(source)), "")
 
+    @classmethod
+    def of_files(
+        cls,
+        num_records: int,
+        ids: ColumnDigest,
+        fields: Mapping[str, _Field],
+        files: FileMarks,
+    ) -> Self:
+        """Identity of records in files, by their bytes.
+
+        Args:
+          num_records: how many records, in all files.
+          ids: kind and digest of the IDs.
+          fields: dtype and per-record shape of each field.
+          files: the files.
+        """
+        columns = {ID_COLUMN: ids}
+        for name, field in fields.items():
+            dtype, shape = dtype_and_shape(field)
+            digest = _sha256(json.dumps(["files", name, str(dtype), shape]))
+            columns[name] = ColumnDigest(str(dtype), shape, digest)
+        return cls(num_records, columns, num_records, "", files)
+
     def __hash__(self) -> int:
         return hash(self.digest)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values; at most 24 KiB and some 150 bytes a field. `from_dict` is the inverse."""
-        return {
+        """As plain JSON values; at most 24 KiB and some 150 bytes a field. `from_dict` is the inverse.
+
+        Settings of how records are read from files come on top, at most 16 KiB.
+        """
+        value = {
             "version": FINGERPRINT_VERSION,
             "digest": self.digest,
             "num_records": self.num_records,
@@ -179,6 +210,7 @@ class Fingerprint:
             "chunk_records": self.chunk_records,
             "marks": self.marks,
         }
+        return value if self.files is None else value | {"files": self.files.to_dict()}
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Self:
@@ -205,6 +237,7 @@ class Fingerprint:
                 columns,
                 _count(value["chunk_records"]),
                 _text(value["marks"], re.compile(r"([0-9a-f]{12}){0,2048}")),
+                FileMarks.from_dict(value["files"]) if "files" in value else None,
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a fingerprint: {error!r}") from error
@@ -229,7 +262,9 @@ class Fingerprint:
         Returns:
           One `Difference` for the number of records, the IDs and each field that differs; empty if
           and only if the digests are equal. Names begin with ``dataset.``. Where a mark is one record,
-          the remark tells apart records that were edited, moved, removed, inserted and appended.
+          the remark tells apart records that were edited, moved, removed, inserted and appended. Records
+          in files have one for all files, whose remark does the same for these, and one for each
+          setting of how they are read.
         """
         if self.digest == other.digest:
             return []
@@ -240,6 +275,8 @@ class Fingerprint:
             counts = str(self.num_records), str(other.num_records)
             grown = self._grown(other, changed, source)
             found.append(Difference("dataset.num_records", *counts, grown))
+        found += self._file_differences(other, source)
+        comparable = (self.files is None) == (other.files is None)
         where = self._where(changed, marks, other, source)
         for name in sorted({*self.columns, *other.columns}, key=lambda name: (name != "id", name)):
             before, after = self.columns.get(name), other.columns.get(name)
@@ -248,8 +285,25 @@ class Fingerprint:
                 found.append(Difference(label, _brief(before), _brief(after)))
             elif (before.dtype, before.shape) != (after.dtype, after.shape):
                 found.append(Difference(label, _kind(before), _kind(after)))
-            elif before.digest != after.digest:
+            elif before.digest != after.digest and comparable:
                 found.append(Difference(label, _brief(before), _brief(after), where))
+        return found
+
+    def _file_differences(self, other: "Fingerprint", source: object) -> list[Difference]:
+        before, after = self.files, other.files
+        if before is None or after is None:
+            note = "records in files are known by the files' bytes, and others by their own"
+            pair = _brief(before), _brief(after)
+            return [] if before is after else [Difference("dataset.files", *pair, note)]
+        found = []
+        if before.digest != after.digest:
+            marks: Mapping[str, str] = getattr(source, "file_marks", {})
+            note = before.compared(after, list(marks), list(marks.values()))
+            found.append(Difference("dataset.files", _brief(before), _brief(after), note))
+        for key in sorted({*before.reading, *after.reading}):
+            was, now = before.setting(key), after.setting(key)
+            if was != now:
+                found.append(Difference(f"dataset.reading.{key}", was, now))
         return found
 
     def _marks_of(self, other: "Fingerprint", source: _Readable | None) -> list[str] | None:
@@ -315,7 +369,7 @@ class Fingerprint:
         text = f"{len(chunks)} of {total} records {verb}: {_named(chunks, source)}"
         if len(marks) != other.num_records:
             return text + in_field
-        changes = _told_apart(_chunks(self), marks)
+        changes = told_apart(_chunks(self), marks)
         kinds = {kind for kind, rows in changes.items() if rows}
         if kinds <= {"edited"}:
             return text + in_field
@@ -347,59 +401,6 @@ def _named(rows: list[int], source: _Readable | None) -> str:
     names = few if source is None else source.ids(np.array(few, np.int64)).tolist()
     listed = ", ".join(map(str, names)) + (", ..." if len(rows) > len(few) else "")
     return ("row " if source is None else "id ") + listed
-
-
-def _told_apart(before: list[str], after: list[str]) -> dict[str, list[int]]:
-    """What became of the records between two lists of their marks, in n log n.
-
-    Args:
-      before: a mark for each record; no two records have the same.
-      after: the same, later.
-
-    Returns:
-      Rows that were ``"edited"``, ``"moved"``, ``"inserted"`` and ``"appended"``, as they are
-      numbered in ``after``, and ``"removed"``, as in ``before``. As few records as possible are moved;
-      a new mark counts as edited where an old one between the same two neighbours is gone.
-    """
-    was = {mark: row for row, mark in enumerate(before)}
-    common = [(was[mark], row) for row, mark in enumerate(after) if mark in was]
-    stayed = [common[i] for i in _longest_rising([row for row, _ in common])]
-    left, kept = {row for _, row in common}, {row for row, _ in common}
-    found: dict[str, list[int]] = {
-        kind: [] for kind in ("edited", "moved", "removed", "inserted", "appended")
-    }
-    found["moved"] = sorted(left - {row for _, row in stayed})
-    low, low_after = 0, 0
-    for high, high_after in [*stayed, (len(before), len(after))]:
-        gone = [row for row in range(low, high) if row not in kept]
-        new = [row for row in range(low_after, high_after) if row not in left]
-        pairs = min(len(gone), len(new))
-        found["edited"] += new[:pairs]
-        found["removed"] += gone[pairs:]
-        found["inserted" if high < len(before) else "appended"] += new[pairs:]
-        low, low_after = high + 1, high_after + 1
-    return found
-
-
-def _longest_rising(values: list[int]) -> list[int]:
-    """Places of a longest strictly rising subsequence, in n log n.
-
-    The algorithm of Fredman, "On computing the length of longest increasing subsequences", 1975.
-    """
-    ends: list[int] = []  # ends[k]: the smallest value that k + 1 rising ones end in, so far
-    places: list[int] = []
-    previous: list[int] = []
-    for place, value in enumerate(values):
-        length = bisect.bisect_left(ends, value)
-        previous.append(places[length - 1] if length else -1)
-        ends[length : length + 1] = [value]
-        places[length : length + 1] = [place]
-    found = []
-    place = places[-1] if places else -1
-    while place >= 0:
-        found.append(place)
-        place = previous[place]
-    return found[::-1]
 
 
 def dataset_digest(*arrays: npt.ArrayLike) -> str:
@@ -678,8 +679,8 @@ def _sha256(text: str) -> str:
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
-def _brief(column: ColumnDigest | None) -> str:
-    return "absent" if column is None else column.digest[:19] + "..."
+def _brief(of: ColumnDigest | FileMarks | None) -> str:
+    return "absent" if of is None else of.digest[:19] + "..."
 
 
 def _kind(column: ColumnDigest) -> str:

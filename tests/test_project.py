@@ -34,8 +34,10 @@ NUMPY_ALONE = (
     "loader.config",
     "loader.order",
     "loader.fingerprint",
+    "loader.file_marks",
     "loader.leaves",
     "loader.parallel",
+    "loader.told_apart",
 )
 
 

@@ -11,9 +11,9 @@ import hashlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
+from loader.parallel import Crew, in_order, usable_cores
 from loader.sources.files import FileSet, FileState
 
 PIECE_BYTES: Final = 1 << 26
@@ -77,8 +77,11 @@ def digest_files(
         for start in range(0, files.states[number].size, PIECE_BYTES)
     ]
 
-    with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
-        digests = list(pool.map(lambda piece: _digest_piece(files, *piece), pieces))
+    def digest(task: int, crew: Crew[bytes]) -> bytes:
+        crew.check(task)
+        return _digest_piece(files, *pieces[task])
+
+    digests = in_order(digest, len(pieces), threads or usable_cores())
     by_number: dict[int, list[bytes]] = {}
     for (number, _), piece in zip(pieces, digests, strict=True):
         by_number.setdefault(number, []).append(piece)

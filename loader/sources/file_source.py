@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from loader.file_marks import marks_of
 from loader.fingerprint import ColumnDigest, Fingerprint
 from loader.sources.digests import Cache, FileDigests
 from loader.sources.files import FileRows, FileSet
@@ -57,6 +58,8 @@ class FileSource(abc.ABC):
             ids, files, self.file_rows, columns=columns, read_column=self.read_column
         )
         self._reading, self._cache = dict(reading), cache
+        #: By name, a mark of each file as it was last digested: tells which of them differ.
+        self.file_marks: Mapping[str, str] = {}
 
     @abc.abstractmethod
     def read_file(
@@ -137,7 +140,7 @@ class FileSource(abc.ABC):
             digested; names it.
           OSError: a file cannot be read.
         """
-        return FileIdentity(
+        identity = FileIdentity(
             self.files,
             self.file_rows.counts,
             len(self),
@@ -145,4 +148,7 @@ class FileSource(abc.ABC):
             self._ids.column,
             self._reading,
             self._cache,
-        ).fingerprint(verify, digests)
+        )
+        entries = identity.entries(verify, digests)
+        self.file_marks = dict(zip(self.files.names, marks_of(entries), strict=True))
+        return identity.fingerprint(entries)

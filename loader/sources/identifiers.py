@@ -88,9 +88,14 @@ def make_ids(
     )
 
 
+def row_column(total: int) -> ColumnDigest:
+    """What a fingerprint says of IDs that are row numbers."""
+    return ColumnDigest("int64", (), _digest([ROW, total]))
+
+
 class _RowIds:
     def __init__(self, total: int) -> None:
-        self.column: Final = ColumnDigest("int64", (), _digest([ROW, total]))
+        self.column: Final = row_column(total)
 
     def __call__(self, rows: Rows, /) -> npt.NDArray[Any]:
         return rows.copy()

@@ -4,14 +4,13 @@ Bytes come in as a digest for each file, which any number of workers can compute
 """
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from loader.file_marks import FileEntry, FileMarks
 from loader.fingerprint import ColumnDigest, Fingerprint
 from loader.sources.digest_cache import cache_path, load_digests, store_digests
 from loader.sources.digests import Cache, FileDigest, FileDigests, digest_files
@@ -43,23 +42,19 @@ class FileIdentity:
     reading: Mapping[str, Any]
     cache: Cache
 
-    def fingerprint(
-        self, verify: Verify = "cache", digests: FileDigests | None = None
-    ) -> Fingerprint:
-        """The fingerprint, with the bytes; see `FileSource.fingerprint`."""
+    def entries(self, verify: Verify, digests: FileDigests | None) -> list[FileEntry]:
+        """What a fingerprint says of each file; see `FileSource.fingerprint`."""
         found = self._digests(verify, digests or {})
-        counts = [int(count) for count in self.counts]
-        entries = [
-            [name, state.size, count, found[name].digest]
-            for name, state, count in zip(self.files.names, self.files.states, counts, strict=True)
+        every = zip(self.files.names, self.files.states, self.counts, strict=True)
+        return [
+            FileEntry(name, state.size, int(count), found[name].digest)
+            for name, state, count in every
         ]
-        text = json.dumps([self.reading, entries], sort_keys=True)
-        digest = "sha256:" + hashlib.sha256(text.encode()).hexdigest()
-        columns = {"id": self.ids} | {
-            name: ColumnDigest(str(field.dtype), field.shape, digest)
-            for name, field in self.fields.items()
-        }
-        return Fingerprint(self.num_records, columns, self.num_records, "")
+
+    def fingerprint(self, entries: Sequence[FileEntry]) -> Fingerprint:
+        """The fingerprint, from an entry for each file."""
+        marks = FileMarks.of(entries, self.reading)
+        return Fingerprint.of_files(self.num_records, self.ids, self.fields, marks)
 
     def _digests(self, verify: Verify, given: FileDigests) -> dict[str, FileDigest]:
         """A digest of each file: given, kept from before, or computed now."""

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from loader.file_marks import marks_of
 from loader.fingerprint import ColumnDigest, Fingerprint
 from loader.sources.digests import Cache, FileDigests
 from loader.sources.files import FileRows, FileSet
@@ -73,6 +74,8 @@ class NpySource:
             "files": {name: one.file for name, one in folder.fields.items()},
         }
         self._cache = cache
+        #: By name, a mark of each file as it was last digested: tells which of them differ.
+        self.file_marks: Mapping[str, str] = {}
         self._ids = self._made_ids(ids, id_file)
 
     def _made_ids(self, ids: IdRule | None, id_file: str | None) -> Ids:
@@ -136,7 +139,7 @@ class NpySource:
 
         Args, Raises: as for `FileSource.fingerprint`.
         """
-        return FileIdentity(
+        identity = FileIdentity(
             self.files,
             [self._len] * len(self.files),
             self._len,
@@ -144,7 +147,10 @@ class NpySource:
             self._ids.column,
             self._reading,
             self._cache,
-        ).fingerprint(verify, digests)
+        )
+        entries = identity.entries(verify, digests)
+        self.file_marks = dict(zip(self.files.names, marks_of(entries), strict=True))
+        return identity.fingerprint(entries)
 
 
 class _Map:

@@ -1,0 +1,229 @@
+"""What a fingerprint says of files: one digest of all, and marks that tell which of them differ.
+
+A file's mark is of its name, size, number of records and digest. For more than 2,048 files a mark is of
+two, four, ... of them, made of the marks of its halves, so that marks of single files, where somebody
+still has them, can be compared with those of many.
+"""
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Self
+
+from loader.told_apart import told_apart
+
+MAX_MARKS: Final = 2048
+
+_MARK_HEX: Final = 12  # 48 bits: a mark only places a difference that the whole digest has shown
+_MAX_READING_BYTES: Final = 1 << 14
+_NAMED: Final = 8
+_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
+_MARKS: Final = re.compile(r"([0-9a-f]{12}){1,2048}")
+
+
+class FileEntry(NamedTuple):
+    """A file's name, size in bytes, number of records, and digest, 64 hex digits."""
+
+    name: str
+    size: int
+    records: int
+    digest: str
+
+
+@dataclasses.dataclass(frozen=True)
+class FileMarks:
+    """Identity of the files of a data set, in order, and of how records are read from them.
+
+    Attributes:
+      num_files: how many files.
+      digest: ``sha256:`` + 64 hex digits, over their entries.
+      files_per_mark: files to a mark, a power of two.
+      marks: 12 hex digits for each so many files, all in one string.
+      reading: settings that decide what a record is; small JSON values.
+    """
+
+    num_files: int
+    digest: str
+    files_per_mark: int
+    marks: str
+    reading: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, entries: Iterable[FileEntry], reading: Mapping[str, Any]) -> Self:
+        """From all files.
+
+        Raises:
+          TypeError, ValueError: the settings are no JSON, or more than 16 KiB of it.
+        """
+        settings = json.dumps(reading, sort_keys=True, allow_nan=False)
+        if len(settings) > _MAX_READING_BYTES:
+            raise ValueError(
+                f"settings of {len(settings)} bytes are too large for a fingerprint; give their digest"
+            )
+        whole = hashlib.sha256()
+        marks = []
+        for entry in entries:
+            one = hashlib.sha256(json.dumps(entry).encode())
+            whole.update(one.digest())
+            marks.append(one.hexdigest()[:_MARK_HEX])
+        per = 1
+        while -(-len(marks) // per) > MAX_MARKS:
+            per *= 2
+        digest = "sha256:" + whole.hexdigest()
+        return cls(len(marks), digest, per, "".join(coarser(marks, per)), json.loads(settings))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values, at most 40 KiB. `from_dict` is the inverse."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Self:
+        """Reads what `to_dict` wrote.
+
+        Raises:
+          KeyError, TypeError, ValueError: a value is missing or of the wrong kind.
+        """
+        counts = value["num_files"], value["files_per_mark"]
+        if not all(type(count) is int and count > 0 for count in counts):
+            raise ValueError(
+                f"not a fingerprint: {counts} are not the numbers of files and of files to a mark"
+            )
+        digest, marks, reading = value["digest"], value["marks"], value["reading"]
+        if not _DIGEST.fullmatch(digest) or not _MARKS.fullmatch(marks):
+            raise ValueError("not a fingerprint: the digest and marks of files are not hex digits")
+        if len(marks) // _MARK_HEX != -(-counts[0] // counts[1]) or counts[1] & (counts[1] - 1):
+            raise ValueError(
+                f"not a fingerprint: {len(marks) // _MARK_HEX} marks of {counts[1]} files do not cover {counts[0]} files"
+            )
+        if not isinstance(reading, Mapping):
+            raise TypeError(f"{reading!r:.80} are no settings")
+        return cls(counts[0], digest, counts[1], marks, dict(reading))
+
+    def setting(self, name: str) -> str:
+        """One of the settings, as text."""
+        return json.dumps(self.reading[name]) if name in self.reading else "absent"
+
+    def compared(
+        self,
+        other: "FileMarks",
+        names: Sequence[str] | None = None,
+        single: Sequence[str] | None = None,
+    ) -> str:
+        """Which files differ in ``other`` (now) from this one (then), as far as the marks tell.
+
+        Args:
+          other: the later one.
+          names: of the files of ``other``; others are left unused, as where they are not known.
+          single: marks of the single files of ``other``, from `marks_of`.
+        """
+        if self.digest == other.digest:
+            return ""
+        now = names if names is not None and len(names) == other.num_files else None
+        after = _split(other.marks)
+        per = max(self.files_per_mark, other.files_per_mark)
+        if single is not None and len(single) == other.num_files:
+            if self._begins(single):
+                return _grown(self.num_files, other.num_files, now)
+            after, per = coarser(single, self.files_per_mark), self.files_per_mark
+        else:
+            after = coarser(after, per // other.files_per_mark)
+        before = coarser(_split(self.marks), per // self.files_per_mark)
+        if per == 1:
+            return _listed(told_apart(before, after), self.num_files, other.num_files, now)
+        return _stretches(before, after, per, (self.num_files, other.num_files), now)
+
+    def _begins(self, single: Sequence[str]) -> bool:
+        """Whether other files begin with these."""
+        if self.num_files >= len(single):
+            return False
+        return "".join(coarser(single[: self.num_files], self.files_per_mark)) == self.marks
+
+
+def marks_of(entries: Iterable[FileEntry]) -> list[str]:
+    """A mark for each file, for `FileMarks.compared`."""
+    return [hashlib.sha256(json.dumps(entry).encode()).hexdigest()[:_MARK_HEX] for entry in entries]
+
+
+def coarser(marks: Sequence[str], times: int) -> list[str]:
+    """Marks of so many times as many files each; ``times`` is a power of two."""
+    found = list(marks)
+    while times > 1:
+        pairs = ("".join(found[i : i + 2]) for i in range(0, len(found), 2))
+        found = [hashlib.sha256(pair.encode()).hexdigest()[:_MARK_HEX] for pair in pairs]
+        times //= 2
+    return found
+
+
+def _split(marks: str) -> list[str]:
+    return [marks[i : i + _MARK_HEX] for i in range(0, len(marks), _MARK_HEX)]
+
+
+def _grown(before: int, after: int, names: Sequence[str] | None) -> str:
+    more = after - before
+    added = _named(range(before, after), names)
+    verb = "was" if more == 1 else "were"
+    first = "the first file is" if before == 1 else f"the first {before} files are"
+    return f"{first} the same, and {more} {verb} added at the end: {added}"
+
+
+def _listed(
+    changes: Mapping[str, list[int]], before: int, after: int, names: Sequence[str] | None
+) -> str:
+    """What became of files, of each of which there is a mark."""
+    kinds = {kind for kind, places in changes.items() if places}
+    if kinds == {"appended"}:
+        return _grown(before, after, names)
+    if kinds == {"moved"}:
+        return "they are the same files in another order"
+    if kinds == {"edited"}:
+        places = changes["edited"]
+        if len(places) == 1:
+            return f"file {_named(places, names)} differs"
+        return f"{len(places)} of {before} files differ: {_named(places, names)}"
+    words = {"appended": "added at the end", "inserted": "added in between"}
+    return "; ".join(
+        f"{len(places)} {words.get(kind, kind)}: {_named(places, None if kind == 'removed' else names)}"
+        for kind, places in changes.items()
+        if places
+    )
+
+
+def _stretches(
+    before: list[str],
+    after: list[str],
+    per: int,
+    counts: tuple[int, int],
+    names: Sequence[str] | None,
+) -> str:
+    """Which stretches of files differ, where a mark is of several."""
+    whole = min(counts) // per if counts[0] != counts[1] else len(before)
+    changed = [
+        i for i, (b, a) in enumerate(zip(before[:whole], after[:whole], strict=True)) if b != a
+    ]
+    if not changed:
+        if whole == 0:
+            return ""
+        same = f"the first {whole * per} files are the same"
+        if whole * per == min(counts):
+            more = abs(counts[0] - counts[1])
+            end = "added at the end" if counts[0] < counts[1] else "removed from the end"
+            return f"{same}, and {more} {'was' if more == 1 else 'were'} {end}"
+        return same
+    spans = ", ".join(
+        f"{_name(i * per, names)} to {_name(min((i + 1) * per, *counts) - 1, names)}"
+        for i in changed[:4]
+    )
+    more_spans = f" and {len(changed) - 4} more" if len(changed) > 4 else ""
+    return f"in {len(changed)} of {len(before)} groups of {per} files: {spans}{more_spans}"
+
+
+def _named(places: Sequence[int], names: Sequence[str] | None) -> str:
+    few = ", ".join(_name(place, names) for place in places[:_NAMED])
+    return few + (", ..." if len(places) > _NAMED else "")
+
+
+def _name(place: int, names: Sequence[str] | None) -> str:
+    """A file by name, or by its number where there is none."""
+    return f"number {place}" if names is None else names[place]
