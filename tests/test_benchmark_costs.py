@@ -207,6 +207,15 @@ def test_a_depth_is_short(records: int, text: str) -> None:
     assert resuming.depth(records) == text
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(None, ""), ([5.5e-5], "0.055"), ([0.0212], "21.2"), ([1.234], "1,234")]
+)
+def test_milliseconds_have_the_digits_that_mean_something(
+    seconds: list[float] | None, text: str
+) -> None:
+    assert resuming.milliseconds(seconds) == text
+
+
 # --- saves ----------------------------------------------------------------------------------------
 
 

@@ -266,7 +266,10 @@ def depth(records: int) -> str:
 
 def milliseconds(seconds: Sequence[float] | None) -> str:
     """The median, or nothing."""
-    return f"{1000 * summary(seconds)['median']:.3g}" if seconds else ""
+    if not seconds:
+        return ""
+    found = 1000 * summary(seconds)["median"]
+    return f"{found:,.0f}" if found >= 100 else f"{found:.3g}"
 
 
 def growth(windows: Windows) -> str:
