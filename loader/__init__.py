@@ -26,11 +26,26 @@ from loader.provenance import (
     mixture_provenance,
     provenance,
 )
-from loader.sources import ArraySource, Field, NpySource, RecordSource, TokenSource
+from loader.sources import (
+    ArrayRecordSource,
+    ArraySource,
+    Field,
+    HuggingFaceSource,
+    NpySource,
+    ParquetSource,
+    RecordSource,
+    SequenceSource,
+    TokenSource,
+    decode_image,
+    decode_record,
+    encode_record,
+    write_array_record,
+)
 from loader.turns import Turn, Turns
 
 __all__ = [
     "ORDER_VERSIONS",
+    "ArrayRecordSource",
     "ArraySource",
     "AuditReport",
     "BatchIterator",
@@ -40,11 +55,13 @@ __all__ = [
     "Field",
     "Finding",
     "Fingerprint",
+    "HuggingFaceSource",
     "Mixture",
     "MixtureProvenance",
     "MixtureReport",
     "NpySource",
     "Offender",
+    "ParquetSource",
     "Pipeline",
     "PipelineConfig",
     "Position",
@@ -53,6 +70,7 @@ __all__ = [
     "RecordReadError",
     "RecordSource",
     "Segment",
+    "SequenceSource",
     "StepRecords",
     "TokenSource",
     "TransformReport",
@@ -64,6 +82,9 @@ __all__ = [
     "audit_mixture",
     "check_transform",
     "dataset_digest",
+    "decode_image",
+    "decode_record",
+    "encode_record",
     "epoch_order",
     "fingerprint",
     "global_batch",
@@ -71,4 +92,5 @@ __all__ = [
     "mixture_provenance",
     "position_of",
     "provenance",
+    "write_array_record",
 ]

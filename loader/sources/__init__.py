@@ -1,18 +1,32 @@
 """Where records come from: the protocol, and the sources that implement it."""
 
+from loader.sources.arrayrecord import ArrayRecordSource, write_array_record
 from loader.sources.arrays import ArraySource
 from loader.sources.file_source import FileSource
+from loader.sources.huggingface import HuggingFaceSource
+from loader.sources.images import decode_image
 from loader.sources.npy import NpySource
+from loader.sources.parquet import ParquetSource
 from loader.sources.protocol import RESERVED_FIELDS, Field, RecordSource, check_source
+from loader.sources.records import decode_record, encode_record
+from loader.sources.sequences import SequenceSource
 from loader.sources.tokens import TokenSource
 
 __all__ = [
     "RESERVED_FIELDS",
+    "ArrayRecordSource",
     "ArraySource",
     "Field",
     "FileSource",
+    "HuggingFaceSource",
     "NpySource",
+    "ParquetSource",
     "RecordSource",
+    "SequenceSource",
     "TokenSource",
     "check_source",
+    "decode_image",
+    "decode_record",
+    "encode_record",
+    "write_array_record",
 ]

@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import os
 import pathlib
+import re
 import stat
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NoReturn, Self
@@ -19,6 +20,7 @@ import numpy.typing as npt
 Data = str | os.PathLike[str]
 
 _MAX_DEPTH: Final = 64
+_SHARD: Final = re.compile(r"-[0-9]+-of-[0-9]+$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +73,9 @@ class FileSet:
 
         Args:
           data: a file, whatever its name, or a folder.
-          suffixes: how the names of a folder's files end, such as ``[".parquet"]``. Names that begin
-            with a dot are left out, folders' too. Links are followed.
+          suffixes: how the names of a folder's files end, such as ``[".parquet"]``; after it may stand
+            which shard it is, as in ``x.parquet-00001-of-00008``. Names that begin with a dot are left
+            out, folders' too. Links are followed.
           names: of the files in the folder, in the order wanted; by default all of them, sorted.
 
         Raises:
@@ -258,7 +261,7 @@ def _below(
             if entry.is_dir():
                 inner = folder / entry.name
                 yield from _below(inner, f"{prefix}{entry.name}/", suffixes, (*above, here))
-            elif entry.name.endswith(suffixes):
+            elif _SHARD.sub("", entry.name).endswith(suffixes):
                 yield prefix + entry.name
 
 

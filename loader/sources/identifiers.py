@@ -88,6 +88,32 @@ def make_ids(
     )
 
 
+def make_row_ids(
+    rule: IdRule,
+    total: int,
+    columns: Collection[str],
+    read_column: Callable[[str], npt.NDArray[Any] | Iterable[npt.NDArray[Any]]],
+) -> Ids:
+    """As `make_ids`, for records that are in no files.
+
+    Args:
+      rule: ``"row"``, one of ``columns``, or a function of rows.
+      total: how many records.
+      columns: names of what the records have, which IDs may be.
+      read_column: reads one of them.
+    """
+    if callable(rule):
+        return _FunctionIds(rule, total)
+    if rule == ROW:
+        return _RowIds(total)
+    if isinstance(rule, str) and rule in columns:
+        return _ColumnIds(_blocks(read_column(rule), f"column {rule!r}"), total)
+    raise ValueError(
+        f'ids must be "{ROW}", a function of rows, or a column, one of '
+        f"{', '.join(columns) or 'none here'}; not {rule!r:.80}"
+    )
+
+
 def row_column(total: int) -> ColumnDigest:
     """What a fingerprint says of IDs that are row numbers."""
     return ColumnDigest("int64", (), _digest([ROW, total]))
@@ -177,8 +203,7 @@ def _column_blocks(
         found = read_column(name, number)
         where = f"column {name!r} of file {files.names[number]}"
         start = 0
-        for given in [found] if isinstance(found, np.ndarray) else found:
-            block = _as_ids(given, where, start)
+        for block in _blocks(found, where):
             if kind not in ("", block.dtype.kind):
                 raise TypeError(
                     f"{where} is {block.dtype}, and in the files before it is not: IDs are of one kind"
@@ -188,6 +213,16 @@ def _column_blocks(
             start += len(block)
         if start != count:
             raise ValueError(f"{where} holds {start} values, of {count} records")
+
+
+def _blocks(
+    found: npt.NDArray[Any] | Iterable[npt.NDArray[Any]], where: str
+) -> Iterator[npt.NDArray[Any]]:
+    """A column as IDs, checked."""
+    start = 0
+    for given in [found] if isinstance(found, np.ndarray) else found:
+        yield _as_ids(given, where, start)
+        start += len(given)
 
 
 def _as_ids(given: npt.NDArray[Any], where: str, start: int) -> npt.NDArray[Any]:

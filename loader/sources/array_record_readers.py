@@ -1,0 +1,121 @@
+"""Readers of ArrayRecord files: opened when they are needed, a bounded number at a time, and checked."""
+
+import collections
+import logging
+import re
+import threading
+from typing import Any, Final
+
+from loader.parallel import Crew, in_order, usable_cores
+from loader.sources.files import FileSet
+
+_log: Final = logging.getLogger(__name__)
+
+#: Neither read-ahead nor threads of its own, which reads of single records have no use for.
+_OPTIONS: Final = "readahead_buffer_size:0,max_parallelism:0"
+#: A reader keeps its file open, and a process may often have 1,024 files open.
+_MAX_READERS: Final = 256
+
+
+class Readers:
+    """Readers of files; those used last stay open."""
+
+    def __init__(self, files: FileSet) -> None:
+        self._files = files
+        self._open: collections.OrderedDict[int, Any] = collections.OrderedDict()
+        self._lock, self._warned = threading.Lock(), False
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        """So that a source can be sent to another process, which opens the files itself."""
+        return type(self), (self._files,)
+
+    def counts(self) -> list[int]:
+        """How many records each file holds."""
+        array_record()
+
+        def count(number: int, _crew: Crew[int]) -> int:
+            reader = self._opened(number, 0)
+            found = reader.num_records()
+            reader.close()
+            return int(found)
+
+        return in_order(count, len(self._files), 2 * usable_cores())
+
+    def read(self, number: int, rows: list[int]) -> list[bytes]:
+        """Records of one file, in one call."""
+        reader = self._reader(number, rows[0])
+        try:
+            found: list[bytes] = reader.read(rows)
+        except RuntimeError as error:
+            self._forget(number)
+            self._files.check(number, rows[0])
+            row, why = self._failure(number, rows, error)
+            raise ValueError(
+                f"file {self._files.names[number]}, row {row}: it cannot be read, the file is damaged: {why}"
+            ) from error
+        self._files.check(number, rows[0])
+        return found
+
+    def _failure(
+        self, number: int, rows: list[int], error: RuntimeError
+    ) -> tuple[int, RuntimeError]:
+        """The first row that cannot be read alone, and why."""
+        for row in rows:
+            try:
+                self._opened(number, row).read([row])
+            except RuntimeError as found:
+                return row, found
+        return rows[0], error
+
+    def _reader(self, number: int, row: int) -> Any:
+        with self._lock:
+            if number in self._open:
+                self._open.move_to_end(number)
+                return self._open[number]
+        reader = self._opened(number, row)
+        with self._lock:
+            self._open[number] = reader
+            if len(self._open) > _MAX_READERS:
+                self._open.popitem(last=False)  # closed once no other thread reads with it
+            self._warn_of_groups(number, reader)
+        return reader
+
+    def _opened(self, number: int, row: int) -> Any:
+        reader = array_record().ArrayRecordReader(self._files.path(number), _OPTIONS)
+        if not reader.ok():  # it says so, and no more, until something is read
+            self._files.check(number, row)
+            raise ValueError(
+                f"file {self._files.names[number]}, row {row}: it is no ArrayRecord file, is cut, or was "
+                f"not closed by its writer: {_why(reader)}"
+            )
+        return reader
+
+    def _forget(self, number: int) -> None:
+        with self._lock:
+            self._open.pop(number, None)
+
+    def _warn_of_groups(self, number: int, reader: Any) -> None:
+        size = re.search(r"group_size:(\d+)", reader.writer_options_string() or "")
+        if size and size[1] != "1" and not self._warned:
+            self._warned = True
+            _log.warning(
+                "file %s has %s records to a group, all of which are decoded to read one; write it with "
+                "group_size:1 for random reads",
+                self._files.names[number],
+                size[1],
+            )
+
+
+def _why(reader: Any) -> str:
+    try:
+        reader.read([0])
+    except (RuntimeError, IndexError) as error:
+        return str(error)
+    return "it cannot be opened"
+
+
+def array_record() -> Any:
+    """The module that reads and writes files; imported when it is first used."""
+    from array_record.python import array_record_module  # noqa: PLC0415 (of the sources, one needs it)
+
+    return array_record_module

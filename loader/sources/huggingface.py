@@ -1,0 +1,367 @@
+"""Records of a Hugging Face data set: rows of its Arrow table, in memory or memory-mapped."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from loader.fingerprint import ColumnDigest, Fingerprint, fingerprint
+from loader.sources.arrow import Block, Column, is_view, taken, to_ids, without_views
+from loader.sources.columns import Where, check_fields, chosen_columns
+from loader.sources.decoding import Decode, check_decoders, check_threads, name_of
+from loader.sources.extras import needed
+from loader.sources.files import FileRows, FileState, Group
+from loader.sources.identifiers import IdRule, make_row_ids
+from loader.sources.images import decode_image
+from loader.sources.protocol import Field
+
+_CHECKED: Final = 4
+_ID_ROWS: Final = 1 << 18
+
+
+class HuggingFaceSource:
+    """A `RecordSource` over a `datasets.Dataset`, in memory or loaded from disk, shuffled or selected.
+
+    Values are read from the Arrow table, with the dtypes that it has: the data set's own format is not
+    asked, and a transform of its own is refused. Columns are fields as those of `ParquetSource` are; a
+    column of the feature ``Image`` is decoded by `decode_image`, if ``decode`` says nothing else.
+
+    Its identity is its content: all records are read to tell it, on all cores, but not decoded. Neither
+    the data set's own fingerprint would do, which is another one each time where a function cannot be
+    hashed, nor the bytes of its files: what is selected, and in which order, does not stand in them.
+
+    Args:
+      dataset: the data set, or the folder that ``save_to_disk`` wrote.
+      columns: which become fields; by default all but the one that ``ids`` names.
+      decode: for binary columns and images, what makes arrays of their values. Functions are called by
+        several threads.
+      fields: dtype and per-record shape, where a column's type does not tell it: ``{"word": "U32"}``
+        are up to 32 characters. By default lists and decoded values are as in the first record.
+      ids: ``"row"``, a function of rows, or a column of integers or strings. Rows have other numbers
+        when the data set is shuffled or filtered: a column stays with its record.
+      threads: how many decode, where it takes time; by default one for each usable core. They end with
+        the read.
+
+    Raises:
+      ModuleNotFoundError: datasets is not there: install ``regrain[huggingface]``.
+      TypeError, ValueError: a bad argument, several splits, no record, a column that cannot be a field.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        columns: Sequence[str] | None = None,
+        decode: Mapping[str, Decode] | None = None,
+        fields: Mapping[str, Any] | None = None,
+        ids: IdRule = "row",
+        threads: int | None = None,
+    ) -> None:
+        dataset = _checked(dataset)
+        self._given = dataset, columns, decode, fields, ids, threads
+        table = dataset.data.table
+        wanted = chosen_columns(table.column_names, columns, ids)
+        given = check_fields(fields, wanted)
+        decoders = _image_columns(dataset, wanted) | check_decoders(decode, wanted)
+        self._threads, self._len = check_threads(threads), len(dataset)
+        self._files = _Files([entry["filename"] for entry in dataset.cache_files])
+        # A shuffled or selected data set has a list of rows before its table; nothing public tells it.
+        mapped = dataset._indices  # noqa: SLF001
+        self._indices = None if mapped is None else _Chunks.of("indices", mapped.column(0))
+        self._columns = {
+            name: _Chunks.of(name, table.column(name), decoders.get(name), given.get(name))
+            for name in wanted
+        }
+        self._fields = {name: chunks.column.field for name, chunks in self._columns.items()}
+        self._ids = make_row_ids(
+            ids,
+            self._len,
+            table.column_names,
+            lambda name: _id_blocks(name, table.column(name), self._table_rows, self._len),
+        )
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """So that it can be sent to another process: a data set on disk goes as its path."""
+        return _reopened, (type(self), *self._given)
+
+    def __len__(self) -> int:
+        """How many records."""
+        return self._len
+
+    def __repr__(self) -> str:
+        fields = ", ".join(
+            f"{name}: {field.dtype}{list(field.shape)}" for name, field in self._fields.items()
+        )
+        return f"HuggingFaceSource({self._len} records; {fields})"
+
+    @property
+    def fields(self) -> Mapping[str, Field]:
+        """Each field's dtype and per-record shape."""
+        return self._fields
+
+    def ids(self, rows: npt.NDArray[np.int64], /) -> npt.NDArray[Any]:
+        """IDs of ``rows: int64[k]``: int64[k] or str[k]."""
+        return self._ids(rows)
+
+    def read(self, rows: npt.NDArray[np.int64], /) -> dict[str, npt.NDArray[Any]]:
+        """All fields of ``rows: int64[k]``: for each a fresh array, dtype[k, *shape].
+
+        Raises:
+          IndexError: there is no such row.
+          ValueError: a value is null, cannot be decoded or is not like the first, or a file of the data set
+            has changed; names the row.
+        """
+        where = functools.partial(_row_at, rows)
+        return {
+            name: self._columns[name].column.finish(values, where, self._threads)
+            for name, values in self.stored(rows).items()
+        }
+
+    def stored(self, rows: npt.NDArray[np.int64], /) -> dict[str, npt.NDArray[Any]]:
+        """As `read`, but values that are decoded are still the bytes that they are stored as."""
+        if rows.size and (rows.min() < 0 or rows.max() >= self._len):
+            raise IndexError(f"rows run from 0 to {self._len - 1}, and these are {rows}")
+        self._files.check()
+        places, where = self._table_rows(rows), functools.partial(_row_at, rows)
+        located: dict[bytes, _Located] = {}
+        found = {}
+        for name, chunks in self._columns.items():
+            if chunks.layout not in located:
+                located[chunks.layout] = _Located(chunks.rows, places)
+            found[name] = chunks.read(located[chunks.layout], where)
+        return found
+
+    def fingerprint(self) -> Fingerprint:
+        """Reads all records, and digests them; of what is decoded, the bytes and how they are decoded."""
+        decoders = {
+            name: chunks.column.decode
+            for name, chunks in self._columns.items()
+            if chunks.column.decode is not None
+        }
+        if not decoders:
+            return fingerprint(self)
+        found = fingerprint(_Stored(self, decoders))
+        columns = dict(found.columns)
+        for name, decode in decoders.items():
+            text = json.dumps([columns[name].digest, name_of(decode)])
+            digest = "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+            field = self._fields[name]
+            columns[name] = ColumnDigest(str(field.dtype), field.shape, digest)
+        # Marks are of what was digested, and a comparison would hold them against what is read.
+        return dataclasses.replace(found, columns=columns, marks="")
+
+    def _table_rows(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Rows of the table that rows of the data set stand for."""
+        if self._indices is None:
+            return rows
+        located = _Located(self._indices.rows, rows)
+        found = self._indices.read(located, functools.partial(_row_at, rows))
+        return found.astype(np.int64)
+
+
+def _reopened(
+    kind: type[HuggingFaceSource],
+    dataset: Any,
+    columns: Sequence[str] | None,
+    decode: Mapping[str, Decode] | None,
+    fields: Mapping[str, Any] | None,
+    ids: IdRule,
+    threads: int | None,
+) -> HuggingFaceSource:
+    return kind(dataset, columns=columns, decode=decode, fields=fields, ids=ids, threads=threads)
+
+
+class _Stored:
+    """A data set with a digest of its bytes for each value that would be decoded."""
+
+    def __init__(self, source: HuggingFaceSource, decoded: Collection[str]) -> None:
+        self._source, self._decoded = source, decoded
+        self.ids = source.ids
+        digest = Field(np.dtype(np.uint8), (hashlib.sha256().digest_size,))
+        self.fields = {**source.fields, **dict.fromkeys(decoded, digest)}
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def read(self, rows: npt.NDArray[np.int64], /) -> dict[str, npt.NDArray[Any]]:
+        found = self._source.stored(rows)
+        for name in self._decoded:
+            digests = b"".join(hashlib.sha256(value).digest() for value in found[name])
+            found[name] = np.frombuffer(digests, np.uint8).reshape(len(rows), -1)
+        return found
+
+
+class _Chunks:
+    """A column of the table, in chunks, with what has been looked at of them."""
+
+    def __init__(self, column: Column, chunks: list[Any]) -> None:
+        self.column, self._chunks = column, [without_views(chunk) for chunk in chunks]
+        self.rows = FileRows(np.cumsum([0, *map(len, chunks)]))
+        self.layout = self.rows.starts.tobytes()
+        self._views = is_view(chunks[0].type) and column.decode is None
+        self._blocks: dict[int, Block] = {}
+
+    @classmethod
+    def of(
+        cls, name: str, array: Any, decode: Decode | None = None, given: Field | None = None
+    ) -> "_Chunks":
+        """From a column of an Arrow table."""
+        chunks = [chunk for chunk in array.chunks if len(chunk)]
+        first = functools.partial(chunks[0].slice, 0, 1)
+        column = Column.of(name, array.type, decode, given, first, lambda _: "row 0 of the table")
+        return cls(column, chunks)
+
+    def read(self, located: "_Located", where: Where) -> npt.NDArray[Any]:
+        """Values of some rows, to be finished by the column."""
+        made = self.column.empty(len(located))
+        if not self._views:
+            self._read_copied(made, located.groups, where)
+        elif located.spread:
+            # For a row or two of each chunk, a loop is faster than gathers.
+            for place, (number, row) in enumerate(located.pairs):
+                block = self._block(number)
+                if isinstance(block, np.ndarray):
+                    made[place] = block[row]
+                else:
+                    made[place] = self.column.pick(block, np.array([row]), _at(where, [place]))[0]
+        else:
+            for group in located.groups:
+                block, at = self._block(group.file), _at(where, group.places)
+                made[group.places] = self.column.pick(block, group.rows, at)
+        return made
+
+    def _read_copied(self, made: npt.NDArray[Any], groups: list[Group], where: Where) -> None:
+        """Reads values that NumPy has in another form than Arrow: put together first, converted at once."""
+        if not groups:
+            return
+        pa = needed("pyarrow", "huggingface")
+        # One value is sliced out for a tenth of the cost of taking it.
+        found = [
+            self._chunks[group.file].slice(int(group.rows[0]), 1)
+            if len(group.rows) == 1
+            else taken(self._chunks[group.file], group.rows)
+            for group in groups
+        ]
+        places = np.concatenate([group.places for group in groups])
+        array = found[0] if len(found) == 1 else pa.concat_arrays(found)
+        made[places] = self.column.read(array, _at(where, places))
+
+    def _block(self, number: int) -> Block:
+        found = self._blocks.get(number)
+        if found is None:
+            found = self._blocks[number] = self.column.block(self._chunks[number])
+        return found
+
+
+class _Located:
+    """Where some rows are in the chunks of a column."""
+
+    def __init__(self, chunks: FileRows, rows: npt.NDArray[np.int64]) -> None:
+        self._chunks, self._rows = chunks, rows
+        self._numbers, self._places = chunks.locate(rows)
+        self.spread = np.count_nonzero(np.diff(np.sort(self._numbers))) * 3 > len(rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @functools.cached_property
+    def groups(self) -> list[Group]:
+        """The rows of each chunk."""
+        return self._chunks.groups(self._rows)
+
+    @functools.cached_property
+    def pairs(self) -> list[tuple[int, int]]:
+        """Of each row, the chunk, and its number in it."""
+        return list(zip(self._numbers.tolist(), self._places.tolist(), strict=True))
+
+
+class _Files:
+    """The files that a table is memory-mapped from, a few of which are looked at in each read."""
+
+    def __init__(self, paths: list[str]) -> None:
+        self._states = [(path, FileState.of(os.stat(path))) for path in dict.fromkeys(paths)]  # noqa: PTH116
+        self._next = 0
+
+    def check(self) -> None:
+        """Checks that some of the files are what they were.
+
+        Raises:
+          ValueError: one has changed, or is gone; names it.
+        """
+        for _ in range(min(_CHECKED, len(self._states))):
+            self._next = (self._next + 1) % len(self._states)
+            path, before = self._states[self._next]
+            try:
+                now = FileState.of(os.stat(path))  # noqa: PTH116
+            except OSError as error:
+                raise ValueError(
+                    f"file {path} of the data set is gone: {error.strerror}"
+                ) from error
+            if now != before:
+                raise ValueError(
+                    f"file {path} of the data set has changed: {before}; now {now}. Records are no longer "
+                    "those that were loaded; load the data set again, and resume from a checkpoint"
+                )
+
+
+def _checked(dataset: Any) -> Any:
+    datasets = needed("datasets", "huggingface")
+    if isinstance(dataset, str | os.PathLike):
+        dataset = datasets.load_from_disk(os.fspath(dataset))
+    if isinstance(dataset, Mapping):
+        raise ValueError(
+            f"this holds several splits: give one of them, such as dataset[{next(iter(dataset), 'train')!r}]"
+        )
+    if not isinstance(dataset, datasets.Dataset):
+        raise TypeError(
+            f"a datasets.Dataset or its folder is needed, not {type(dataset).__name__}; one that is "
+            "streamed has no random access: download it first"
+        )
+    if dataset.format["type"] == "custom":
+        raise ValueError(
+            "the data set has a transform of its own, which would not be applied here: give "
+            "dataset.with_format(None), and the transform to loader.Pipeline"
+        )
+    if len(dataset) == 0:
+        raise ValueError("the data set holds no record")
+    return dataset
+
+
+def _image_columns(dataset: Any, wanted: Sequence[str]) -> dict[str, Decode]:
+    image = needed("datasets", "huggingface").Image
+    return {name: decode_image for name in wanted if isinstance(dataset.features[name], image)}
+
+
+def _id_blocks(
+    name: str,
+    array: Any,
+    table_rows: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]],
+    total: int,
+) -> Iterator[npt.NDArray[Any]]:
+    """A column's values, in the order of the data set's rows."""
+    parts, start = [], 0
+    for chunk in array.chunks:
+        parts.append(to_ids(name, chunk, functools.partial(_row_after, start)))
+        start += len(chunk)
+    every = np.concatenate(parts)
+    for first in range(0, total, _ID_ROWS):
+        rows = np.arange(first, min(first + _ID_ROWS, total), dtype=np.int64)
+        yield every[table_rows(rows)]
+
+
+def _row_at(rows: npt.NDArray[np.int64], place: int) -> str:
+    return f"row {rows[place]}"
+
+
+def _row_after(start: int, place: int) -> str:
+    return f"row {start + place} of the table"
+
+
+def _at(where: Where, places: Sequence[int] | npt.NDArray[np.int64]) -> Where:
+    return lambda place: where(int(places[place]))

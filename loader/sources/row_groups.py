@@ -1,0 +1,239 @@
+"""Row groups of Parquet files: where they are, decoded when they are needed, and kept as far as memory is allowed."""
+
+import collections
+import itertools
+import logging
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from loader.parallel import Crew, in_order, usable_cores
+from loader.sources.arrow import Block, Column
+from loader.sources.extras import needed
+from loader.sources.files import FileRows, FileSet, Group
+
+_log: Final = logging.getLogger(__name__)
+
+Blocks = dict[str, Block]
+
+
+class RowGroups:
+    """Row groups of all files, and what is decoded of them."""
+
+    def __init__(
+        self,
+        files: FileSet,
+        group_rows: Sequence[npt.NDArray[np.int64]],
+        table: Mapping[str, Column],
+        limit: int,
+        threads: int,
+    ) -> None:
+        self._files, self._table, self._limit, self._threads = files, table, limit, threads
+        rows = np.concatenate(group_rows)
+        self._rows = FileRows(np.concatenate([[0], np.cumsum(rows)]))
+        self._first = np.cumsum([0, *map(len, group_rows)])
+        self._size = len(self._rows) * sum(
+            column.field.dtype.itemsize * math.prod(column.field.shape) for column in table.values()
+        )
+        self._fits = self._size <= limit and all(not column.decode for column in table.values())
+        if self._size > limit and not any(column.decode for column in table.values()):
+            _log.warning(
+                "the columns take %d MB decoded, of which cache_bytes keeps %d: in a shuffled order a batch "
+                "decodes a row group for almost every record. Raise cache_bytes, or convert the data",
+                self._size >> 20,
+                limit >> 20,
+            )
+        self._lock = threading.Lock()
+        self._kept: collections.OrderedDict[int, Blocks] = collections.OrderedDict()
+        self._kept_bytes, self._missing = 0, int(np.count_nonzero(rows))
+        self._decoding: dict[int, threading.Lock] = {}
+        #: All values of each column, where all are kept: then a batch is one gather.
+        self._whole: dict[str, npt.NDArray[Any]] | None = None
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        """So that a source can be sent to another process, which decodes for itself."""
+        firsts = self._first.tolist()
+        rows = self._rows.counts
+        parts = [rows[low:high] for low, high in itertools.pairwise(firsts)]
+        return type(self), (self._files, parts, self._table, self._limit, self._threads)
+
+    def read(self, rows: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
+        """All fields of some rows."""
+        if self._missing == 0 and self._whole is not None:
+            return {name: array.take(rows, axis=0) for name, array in self._whole.items()}
+        groups = self._rows.groups(rows)
+        made = {name: column.empty(len(rows)) for name, column in self._table.items()}
+        missing = []
+        for group in groups:
+            blocks = self._find(group.file)
+            if blocks is None:
+                missing.append(group)
+            else:
+                self._fill(made, group, blocks)
+
+        def decode(number: int, crew: Crew[None]) -> None:
+            crew.check(number)
+            group = missing[number]
+            self._fill(made, group, self._decoded(group.file, int(group.rows[0])))
+
+        in_order(decode, len(missing), min(self._threads, len(missing)))
+        return {
+            name: column.finish(
+                made[name], lambda place: self._name(int(rows[place])), self._threads
+            )
+            for name, column in self._table.items()
+        }
+
+    def _fill(self, made: Mapping[str, npt.NDArray[Any]], group: Group, blocks: Blocks) -> None:
+        first = int(self._rows.starts[group.file])
+        for name, column in self._table.items():
+            made[name][group.places] = column.pick(
+                blocks[name], group.rows, lambda place: self._name(first + int(group.rows[place]))
+            )
+
+    def _find(self, number: int) -> Blocks | None:
+        with self._lock:
+            if number in self._kept:
+                self._kept.move_to_end(number)
+            return self._kept.get(number)
+
+    def _decoded(self, number: int, row: int) -> Blocks:
+        """A row group, decoded by one thread where several ask for it."""
+        with self._lock:
+            turn = self._decoding.setdefault(number, threading.Lock())
+        with turn:
+            try:
+                blocks = self._find(number)
+                if blocks is None:
+                    blocks = self._decode(number, row)
+                    self._keep(number, blocks)
+            finally:
+                with self._lock:
+                    self._decoding.pop(number, None)
+        return blocks
+
+    def _keep(self, number: int, blocks: Blocks) -> None:
+        with self._lock:
+            self._kept[number] = blocks
+            self._kept_bytes += _nbytes(blocks)
+            self._missing -= _is_whole(blocks)
+            while self._kept_bytes > self._limit:
+                _, gone = self._kept.popitem(last=False)
+                self._kept_bytes -= _nbytes(gone)
+                self._missing += _is_whole(gone)
+
+    def _decode(self, number: int, row: int) -> Blocks:
+        """Decodes a row group; ``row`` is the one in it that is asked for."""
+        file, place, row = self._place(number, row)
+        names = list(self._table)
+        pa = pyarrow()
+        try:
+            with opened(self._files, file, row) as reader:
+                table = reader.read_row_group(place, columns=names, use_threads=False)
+        except (OSError, pa.ArrowException) as error:
+            raise damaged(self._files, file, row, f"row group {place}", error) from error
+        self._files.check(file, row)
+        start, stop = self._rows.starts[number : number + 2].tolist()
+        if len(table) != stop - start:
+            raise ValueError(
+                f"file {self._files.names[file]}, row {row}: row group {place} holds {len(table)} rows, and "
+                f"the file says {stop - start}; it is damaged"
+            )
+        blocks = {}
+        for name, column in self._table.items():
+            chunks = table.column(name).chunks
+            blocks[name] = column.block(chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks))
+        return self._placed(blocks, start, stop) if self._fits else blocks
+
+    def _placed(self, blocks: Blocks, start: int, stop: int) -> Blocks:
+        """Moves a row group to its place among all."""
+        with self._lock:
+            if self._whole is None:
+                self._whole = {
+                    name: column.empty(len(self._rows)) for name, column in self._table.items()
+                }
+        placed = {}
+        for name, block in blocks.items():
+            placed[name] = block
+            if isinstance(block, np.ndarray):
+                placed[name] = self._whole[name][start:stop]
+                placed[name][:] = block
+        return placed
+
+    def _place(self, group: int, row: int) -> tuple[int, int, int]:
+        """A row group's file and number in it, and a row's number in the file."""
+        file = int(np.searchsorted(self._first, group, "right")) - 1
+        first = int(self._first[file])
+        return file, group - first, row + int(self._rows.starts[group] - self._rows.starts[first])
+
+    def _name(self, row: int) -> str:
+        """The file and row of a row of the source."""
+        [group], [place] = self._rows.locate(np.array([row], np.int64))
+        file, _, place = self._place(int(group), int(place))
+        return row_name(self._files, file, 0, place)
+
+
+def footers(files: FileSet, kinds: Mapping[str, Any]) -> list[npt.NDArray[np.int64]]:
+    """Rows of each row group of each file, whose columns must be of the same types in all."""
+
+    def rows_of(number: int, _crew: Crew[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+        with opened(files, number, 0) as file:
+            schema, metadata = file.schema_arrow, file.metadata
+            groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+        for name, kind in kinds.items():
+            place = schema.get_field_index(name)
+            found = schema.field(place).type if place >= 0 else "not there, or twice"
+            if found != kind:
+                raise ValueError(
+                    f"file {files.names[number]}, row 0: column {name!r} is {found}, and in "
+                    f"{files.names[0]} it is {kind}; all files must have the same columns"
+                )
+        files.check(number)
+        return np.array(groups, np.int64)
+
+    return in_order(rows_of, len(files), 2 * usable_cores())
+
+
+def opened(files: FileSet, number: int, row: int) -> Any:
+    """A file, opened; ``row`` is the one that is asked for.
+
+    Raises:
+      ValueError: it is no Parquet file, is cut, or has changed; names file and row.
+    """
+    try:
+        return needed("pyarrow.parquet", "parquet").ParquetFile(
+            files.path(number), page_checksum_verification=True
+        )
+    except (OSError, pyarrow().ArrowException) as error:
+        files.check(number, row)
+        raise damaged(files, number, row, "it", error) from error
+
+
+def damaged(files: FileSet, number: int, row: int, what: str, error: Exception) -> ValueError:
+    """What to raise where a part of a file cannot be read."""
+    return ValueError(
+        f"file {files.names[number]}, row {row}: {what} cannot be read, the file is cut, damaged or no Parquet "
+        f"file: {error}"
+    )
+
+
+def row_name(files: FileSet, number: int, start: int, place: int) -> str:
+    """Names a row of a file, by its place after another one."""
+    return f"file {files.names[number]}, row {start + place}"
+
+
+def _is_whole(blocks: Blocks) -> bool:
+    return all(isinstance(block, np.ndarray) for block in blocks.values())
+
+
+def _nbytes(blocks: Blocks) -> int:
+    return sum(int(block.nbytes) for block in blocks.values())
+
+
+def pyarrow() -> Any:
+    """The package, imported when it is first used."""
+    return needed("pyarrow", "parquet")
