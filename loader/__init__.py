@@ -40,6 +40,7 @@ from loader.sources import (
     decode_record,
     encode_record,
     write_array_record,
+    write_npy,
 )
 from loader.turns import Turn, Turns
 
@@ -93,4 +94,5 @@ __all__ = [
     "position_of",
     "provenance",
     "write_array_record",
+    "write_npy",
 ]

@@ -2,13 +2,17 @@
 """Writes the records of a data set, IDs and all, in another format, and compares what was written.
 
     scripts/convert.py data.npz --out data/                        a file of arrays, as a folder of .npy files
+    scripts/convert.py data/ --out data.parquet                    the format as the name has it, or --to
     scripts/convert.py --digits --out digits/                      scikit-learn's digits, as in scripts/train.py
     scripts/convert.py --source my_module:my_source --out data/    what a function returns
 
-Run it with the environment active. Some 16 MiB of records are read at a time. What is written is there
-under its name when it is complete, or not at all; a name that is taken is refused. Afterwards both are
-read and compared, record by record, unless --no-check says otherwise. In a .npz file, or a folder of
-.npy files, an array named id holds the IDs, which else are row numbers.
+Run it with the environment active. Data is a .npz file, a folder of .npy files, Parquet or ArrayRecord
+files in a folder or alone, or a data set that Hugging Face's save_to_disk has written. An array, column
+or entry named id holds the IDs; without it they are those that the format's source makes by default.
+
+Some 16 MiB of records are read at a time. What is written is there under its name when it is complete,
+or not at all; a name that is taken is refused. Afterwards both are read and compared, record by record,
+unless --no-check says otherwise.
 """
 
 import contextlib
@@ -18,14 +22,15 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Final, NoReturn
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 import loader
-from loader.sources.npy_folder import write_npy
-from scripts.fingerprint import ID, digits_source, npz_arrays, source_of
+from scripts import convert_formats
+from scripts.fingerprint import ID, digits_source, source_of
 
 DIFFERENT, FAILED = 1, 2
 EXIT_CODES: Final = (
@@ -44,7 +49,11 @@ def main(
     out: Annotated[pathlib.Path, typer.Option(help="What to write; it must not exist.")],
     data: Annotated[
         pathlib.Path | None,
-        typer.Argument(help="A .npz file, or a folder of .npy files."),
+        typer.Argument(help="A file, or a folder of files."),
+    ] = None,
+    to: Annotated[
+        convert_formats.Name | None,
+        typer.Option(help="The format; by default as the suffix of OUT has it, or npy."),
     ] = None,
     digits: Annotated[bool, typer.Option("--digits", help="scikit-learn's digits.")] = False,
     source: Annotated[
@@ -60,24 +69,28 @@ def main(
         bool, typer.Option("--json", help="Print what was done as one line of JSON.")
     ] = False,
 ) -> None:
-    """Writes the records of a data set as a folder of .npy files, one for each field."""
+    """Writes the records of a data set, IDs and all, in another format."""
     began = time.monotonic()
     with failures():
         given = opened(data, source, digits=digits)
+        name = to or convert_formats.name_for(out)
+        if out.exists() or out.is_symlink():
+            raise ValueError(f"{out} is there already; name another, or move it")
         with bar("writing", len(given)) as progress:
-            write_npy(given, out, progress=progress)
-        made = loader.NpySource(out)
+            convert_formats.FORMATS[name].write(given, out, progress)
+        made = convert_formats.FORMATS[name].read(out, given)
         digest = same_digest(given, made) if check else None
+    fields = loader.sources.check_source(made)
     found = {
         "out": str(out),
-        "format": "npy",
+        "format": name,
         "records": len(made),
-        "bytes": sum(state.size for state in made.files.states),
+        "bytes": bytes_of(out),
         "fields": {
             name: {"dtype": str(field.dtype), "shape": list(field.shape)}
-            for name, field in made.fields.items()
+            for name, field in fields.items()
         },
-        "ids": made.id_column.dtype,
+        "ids": "int64" if made.ids(np.zeros(1, np.int64)).dtype.kind == "i" else "str",
         "digest": digest,
         "seconds": round(time.monotonic() - began, 3),
     }
@@ -94,16 +107,12 @@ def opened(data: pathlib.Path | None, source: str | None, *, digits: bool) -> lo
       OSError, TypeError, ValueError: none is named, or more than one, or it cannot be opened.
     """
     if (data is not None) + (source is not None) + digits != 1:
-        raise ValueError("name one source: a .npz file or a folder, or --digits, or --source")
+        raise ValueError("name one source: a file or a folder, or --digits, or --source")
     if source is not None:
         return source_of(source)
     if data is None:
         return digits_source()
-    if data.is_dir():
-        return loader.NpySource(data)
-    arrays = npz_arrays(data)
-    ids = arrays.pop(ID, None)
-    return loader.ArraySource(arrays, ids)
+    return convert_formats.opened(data)
 
 
 def same_digest(given: loader.RecordSource, made: loader.RecordSource) -> str:
@@ -117,6 +126,12 @@ def same_digest(given: loader.RecordSource, made: loader.RecordSource) -> str:
             notes.print(line, markup=False, soft_wrap=True)
         raise typer.Exit(DIFFERENT)
     return after.digest
+
+
+def bytes_of(path: pathlib.Path) -> int:
+    """The size of a file, or of all files in a folder."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def show(found: dict[str, Any]) -> None:

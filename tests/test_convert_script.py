@@ -11,9 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 import loader
-from loader.sources import npy_folder
 from scripts import convert as script
-from scripts import train
+from scripts import convert_formats, train
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 X: Final = np.arange(20.0).reshape(10, 2)
@@ -45,6 +44,58 @@ def test_a_file_of_arrays_becomes_a_folder_with_the_same_records_and_ids() -> No
     assert loader.NpySource("b").fingerprint() == loader.NpySource("a").fingerprint()
 
 
+STRINGS: Final = np.array([f"{i:03}\u00e9" for i in range(5)])
+WRITTEN: Final = {"npy": "a", "array_record": "a.array_record", "parquet": "a.parquet"}
+READ: Final = [*WRITTEN.values(), "a.npz", "saved"]
+
+
+def write_every_format(fields: dict[str, Any], ids: Any) -> None:
+    np.savez("a.npz", **fields, id=ids)
+    for out in WRITTEN.values():
+        call("a.npz", "--out", out, "--no-check")
+    columns = {name: array.tolist() for name, array in fields.items()}
+    script = (
+        "import datasets, json, sys; datasets.disable_progress_bars();"
+        "datasets.Dataset.from_dict(json.load(sys.stdin)).save_to_disk('saved')"
+    )
+    text = json.dumps(columns | {"id": ids.tolist()})
+    subprocess.run([sys.executable, "-c", script], input=text, text=True, check=True)
+
+
+@pytest.mark.parametrize("ids", [np.arange(5) * 3 + 1, STRINGS])
+def test_every_format_becomes_every_other_one(ids: Any) -> None:
+    fields = {"x": np.arange(30.0).reshape(5, 3, 2), "y": np.arange(5) * 7}
+    write_every_format(fields, ids)
+    expected = loader.ArraySource(fields, ids).fingerprint().digest
+    for before in READ:
+        for number, (name, out) in enumerate(WRITTEN.items()):
+            target = f"{number}-{before}-{out}"
+            done = json.loads(call(before, "--out", target, "--to", name, "--json"))
+            assert done["digest"] == expected, (before, name)
+            assert done["format"] == name
+            assert done["ids"] == ("str" if ids is STRINGS else "int64")
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize(
+    "array",
+    [np.arange(5, dtype=kind) for kind in ("u1", "i2", "u8", "f2", "f4")]
+    + [np.arange(5) > 2, STRINGS, np.arange(5).astype("M8[ms]")],
+    ids=lambda array: str(array.dtype),
+)
+def test_each_kind_of_field_comes_back(name: str, array: Any) -> None:
+    np.savez("a.npz", x=array)
+    done = json.loads(call("a.npz", "--out", WRITTEN[name], "--json"))
+    assert done["digest"] == loader.ArraySource({"x": array}).fingerprint().digest
+
+
+@pytest.mark.parametrize("kind", ["complex128", "datetime64[s]"])
+def test_a_field_that_a_format_has_nothing_for_is_named_and_nothing_is_left(kind: str) -> None:
+    np.savez("a.npz", x=np.arange(5).astype(kind))
+    assert f"field 'x', {kind}" in call("a.npz", "--out", "a.parquet", code=2)
+    assert [path.name for path in Path().iterdir()] == ["a.npz"]
+
+
 def test_a_plain_folder_of_arrays_is_converted_too() -> None:
     Path("a").mkdir()
     np.save("a/x.npy", X)
@@ -73,12 +124,13 @@ def test_a_function_of_ones_own_is_converted() -> None:
 def test_what_reads_as_something_else_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez("a.npz", x=X)
     np.savez("b.npz", x=X + (np.arange(20).reshape(10, 2) == 4))
-    write = npy_folder.write_npy
+    right = convert_formats.FORMATS["npy"]
 
-    def write_another(_source: Any, out: Path, **options: Any) -> None:
-        write(script.opened(Path("b.npz"), None, digits=False), out, **options)
+    def write_another(_source: Any, out: Path, progress: Any) -> None:
+        right.write(script.opened(Path("b.npz"), None, digits=False), out, progress)
 
-    monkeypatch.setattr(script, "write_npy", write_another)
+    wrong = convert_formats.Format(write_another, right.read)
+    monkeypatch.setitem(convert_formats.FORMATS, "npy", wrong)
     printed = call("a.npz", "--out", "a", code=1)
     assert "dataset.x" in printed
     assert "1 of 10 records differs: id 2" in printed
@@ -90,9 +142,11 @@ def test_what_reads_as_something_else_is_told(monkeypatch: pytest.MonkeyPatch) -
         (["--out", "b"], "name one source"),
         (["a.npz", "--digits", "--out", "b"], "name one source"),
         (["none.npz", "--out", "b"], "none.npz"),
-        (["a.npz", "--out", "there"], "'there' is there already"),
+        (["a.npz", "--out", "there"], "there is there already"),
         (["a.npz", "--out", "there/none/b"], "not a directory"),
         (["there", "--out", "b"], "no .npz file"),
+        (["empty", "--out", "b"], "empty holds no"),
+        (["a.npz", "--out", "b", "--to", "csv"], "csv"),
         (["--source", "nothing:here", "--out", "b"], "nothing"),
     ],
     ids=str,
@@ -100,8 +154,9 @@ def test_what_reads_as_something_else_is_told(monkeypatch: pytest.MonkeyPatch) -
 def test_what_cannot_be_done_is_told_and_leaves_nothing(arguments: list[str], message: str) -> None:
     np.savez("a.npz", x=X)
     Path("there").write_text("no data")
+    Path("empty").mkdir()
     assert message.lower() in call(*arguments, code=2).lower()
-    assert sorted(path.name for path in Path().iterdir()) == ["a.npz", "there"]
+    assert sorted(path.name for path in Path().iterdir()) == ["a.npz", "empty", "there"]
 
 
 def test_it_runs_as_a_program(here: Path) -> None:

@@ -6,6 +6,7 @@ from loader.sources.file_source import FileSource
 from loader.sources.huggingface import HuggingFaceSource
 from loader.sources.images import decode_image
 from loader.sources.npy import NpySource
+from loader.sources.npy_folder import write_npy
 from loader.sources.parquet import ParquetSource
 from loader.sources.protocol import RESERVED_FIELDS, Field, RecordSource, check_source
 from loader.sources.records import decode_record, encode_record
@@ -29,4 +30,5 @@ __all__ = [
     "decode_record",
     "encode_record",
     "write_array_record",
+    "write_npy",
 ]
