@@ -249,6 +249,9 @@ def show(found: loader.Fingerprint) -> None:
     for name, kind in kinds.items():
         line = f"  {name:{names}}  {kind:{widths}}  {found.columns[name].digest}"
         console.print(line, markup=False, soft_wrap=True)
+    if found.files is not None:
+        line = f"  in {found.files.num_files:,} files, by their bytes: {found.files.digest}"
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def lines(differences: list[loader.Difference]) -> list[str]:

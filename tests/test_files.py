@@ -1,9 +1,13 @@
 """Files of a data set: which they are, in which order, which row is in which, and whether they changed."""
 
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loader.sources.files import FileRows, FileSet
 
@@ -41,6 +45,40 @@ def test_rows_are_located_and_grouped_by_file(tmp_path: Path) -> None:
         assert (places[group.places] == group.rows).all()
 
 
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=6),
+    st.lists(st.integers(0, 10**6), max_size=20),
+)
+def test_every_row_is_in_one_group_once_and_groups_rise(counts: list[int], rows: list[int]) -> None:
+    names = tuple(f"{number}.bin" for number in range(len(counts)))
+    found = FileRows.of(FileSet(Path("/"), names, ()), counts)
+    asked = np.array([row % len(found) for row in rows], np.int64)
+    every = [(number, row) for number, count in enumerate(counts) for row in range(count)]
+    groups = found.groups(asked)
+    placed = np.concatenate([*(group.places for group in groups), asked[:0]])
+    assert sorted(placed.tolist()) == list(range(len(asked)))
+    for group in groups:
+        pairs = [(group.file, row) for row in group.rows.tolist()]
+        assert pairs == sorted(pairs)
+        assert pairs == [every[row] for row in asked[group.places]]
+    assert [group.file for group in groups] == sorted({every[row][0] for row in asked})
+    assert found.counts.tolist() == counts
+
+
+@pytest.mark.parametrize("row", [-1, 5])
+def test_a_row_that_is_not_there_is_refused(row: int) -> None:
+    rows = FileRows(np.array([0, 2, 5]))
+    for ask in (rows.locate, rows.groups):
+        with pytest.raises(IndexError, match="rows run from 0 to 4"):
+            ask(np.array([0, row]))
+
+
+def test_more_rows_than_can_be_counted_are_refused() -> None:
+    files = FileSet(Path("/"), ("a", "b"), ())
+    with pytest.raises(ValueError, match="more records than an int64 can count"):
+        FileRows.of(files, [2**62, 2**62])
+
+
 def test_a_file_without_records_is_named(tmp_path: Path) -> None:
     make(tmp_path, a_bin=1, b_bin=1)
     with pytest.raises(ValueError, match=r"file b\.bin holds no record"):
@@ -56,7 +94,68 @@ def test_a_change_is_seen_and_the_file_and_row_are_named(tmp_path: Path) -> None
         files.check(1, 17)
 
 
-@pytest.mark.parametrize("name", ["", "/etc/passwd", "../a.bin", "a/../b.bin", "a//b.bin", "."])
-def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["", "/etc/passwd", "../a.bin", "a/../b.bin", "a//b.bin", ".", "a\0.bin", 3, "b\udcff.bin"],
+)
+def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path, name: Any) -> None:
     with pytest.raises(ValueError, match="file"):
         FileSet.open(tmp_path, [".bin"], [name])
+
+
+def test_links_are_followed_and_a_circle_of_them_is_an_error(tmp_path: Path) -> None:
+    make(tmp_path / "store", blob=3, sub__x_bin=2)
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "a.bin").symlink_to(tmp_path / "store" / "blob")
+    (data / "b").symlink_to(tmp_path / "store")
+    found = FileSet.open(data, [".bin"])
+    assert found.names == ("a.bin", "b/sub/x.bin")
+    assert [state.size for state in found.states] == [3, 2]
+    (tmp_path / "store" / "sub" / "back").symlink_to(data)
+    with pytest.raises(ValueError, match="round in a circle"):
+        FileSet.open(data, [".bin"])
+
+
+def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    def refused(kind: type[Exception], match: str, *names: str) -> None:
+        with pytest.raises(kind, match=match):
+            FileSet.open(tmp_path, [".bin"], names or None)
+
+    with pytest.raises(FileNotFoundError, match="no file or folder"):
+        FileSet.open(tmp_path / "nothing", [".bin"])
+    refused(ValueError, r"holds no file \.bin")
+    make(tmp_path, a_bin=1)
+    refused(FileNotFoundError, r"there is no file 'b\.bin'", "a.bin", "b.bin")
+    refused(ValueError, r"file a\.bin is named twice", "a.bin", "a.bin")
+    with pytest.raises(ValueError, match="is a file: files are named in a folder"):
+        FileSet.open(tmp_path / "a.bin", [".bin"], ["a.bin"])
+    make(tmp_path, b_bin=0)
+    refused(ValueError, r"file b\.bin in .* is empty")
+    (tmp_path / "b.bin").unlink()
+    os.mkfifo(tmp_path / "b.bin")
+    refused(ValueError, r"'b\.bin' in .* is not a file")
+    (tmp_path / "b.bin").unlink()
+    (tmp_path / "b.bin").symlink_to("nothing")
+    refused(FileNotFoundError, r"there is no file 'b\.bin'")
+
+
+def test_a_file_that_is_gone_or_replaced_is_seen(tmp_path: Path) -> None:
+    make(tmp_path, a_bin=1, b_bin=1)
+    files = FileSet.open(tmp_path, [".bin"])
+    with (tmp_path / "a.bin").open("rb") as kept:
+        (tmp_path / "new").write_bytes(b"1")
+        os.utime(tmp_path / "new", ns=(1, files.states[0].mtime_ns))
+        (tmp_path / "new").replace(tmp_path / "a.bin")
+        files.check(0, fd=kept.fileno())
+        with pytest.raises(ValueError, match=r"file a\.bin: it has changed: .* inode"):
+            files.check(0)
+    (tmp_path / "b.bin").unlink()
+    with pytest.raises(ValueError, match=r"file b\.bin, row 3: it cannot be looked at any more"):
+        files.check(1, 3)
+
+
+def test_a_file_alone_needs_no_suffix(tmp_path: Path) -> None:
+    make(tmp_path, whatever=5)
+    found = FileSet.open(tmp_path / "whatever", [".bin"])
+    assert (found.root, found.names, len(found)) == (tmp_path, ("whatever",), 1)

@@ -57,8 +57,7 @@ class KeptIds:
                 continue
             stops = np.frombuffer(self._ends.read(8 * start, 8 * stop), np.int64)
             data = np.frombuffer(self._data.read(end, int(stops[-1])), np.uint8)
-            starts = np.concatenate(([end], stops[:-1]))
-            yield _decoded(data, starts - end, stops - starts)
+            yield _together(data, np.diff(stops, prepend=end))
             end = int(stops[-1])
 
     def take(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
@@ -67,7 +66,7 @@ class KeptIds:
             return self._bytes.take(rows)
         stops = self._stops.take(rows)
         starts = np.where(rows == 0, 0, self._stops.take(rows - 1, mode="wrap"))
-        return _decoded(self._bytes, starts, stops - starts)
+        return _apart(self._bytes, starts, stops - starts)
 
 
 def encoded(texts: npt.NDArray[np.str_]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
@@ -88,20 +87,28 @@ def encoded(texts: npt.NDArray[np.str_]) -> tuple[npt.NDArray[np.uint8], npt.NDA
     return np.frombuffer(b"".join(parts), np.uint8), np.array([*map(len, parts)], np.int64)
 
 
-def _decoded(
+def _together(data: npt.NDArray[np.uint8], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.str_]:
+    """The inverse of `encoded`."""
+    width = max(1, int(lengths.max(initial=0)))
+    if data.max(initial=0) < 128:
+        points = np.zeros((len(lengths), width), np.uint32)
+        points[np.arange(width) < lengths[:, None]] = data
+        return points.view(f"U{width}").reshape(len(lengths))
+    whole = data.tobytes()
+    stops = np.cumsum(lengths).tolist()
+    parts = (
+        whole[stop - length : stop] for stop, length in zip(stops, lengths.tolist(), strict=True)
+    )
+    return np.array([part.decode("utf-8", "surrogatepass") for part in parts], np.str_)
+
+
+def _apart(
     data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.str_]:
-    width = max(1, int(lengths.max(initial=0)))
-    places = np.arange(width)
+    """Strings that stand anywhere in the bytes."""
+    places = np.arange(max(1, int(lengths.max(initial=0))))
     inside = places < lengths[:, None]
-    found = data.take(np.where(inside, starts[:, None] + places, 0)) * inside
-    if found.max(initial=0) < 128:
-        return found.astype(np.uint32).view(f"U{width}").reshape(len(starts))
-    texts = [
-        row[:length].tobytes().decode("utf-8", "surrogatepass")
-        for row, length in zip(found, lengths.tolist(), strict=True)
-    ]
-    return np.array(texts, np.str_)
+    return _together(data.take((starts[:, None] + places)[inside]), lengths)
 
 
 class _Spool:
