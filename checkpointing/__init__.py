@@ -6,7 +6,7 @@ import loader as _loader  # noqa: F401 (first: it keeps those below from setting
 from checkpointing.checkpoints import Checkpoints, Run, load
 from checkpointing.drill import DrillError, DrillReport, run_drill
 from checkpointing.errors import CheckpointDamagedError, CheckpointMismatchError
-from checkpointing.history import provenance
+from checkpointing.history import mixture_provenance, provenance
 from checkpointing.manifest import Manifest
 from checkpointing.step_log import Delivery, read_step_log, step_log
 
@@ -20,6 +20,7 @@ __all__ = [
     "Manifest",
     "Run",
     "load",
+    "mixture_provenance",
     "provenance",
     "read_step_log",
     "run_drill",

@@ -33,11 +33,8 @@ _Ids = Callable[[npt.NDArray[np.int64]], npt.NDArray[Any]]
 
 
 def provenance(
-    directory: str | os.PathLike[str],
-    source: RecordSource | Mapping[str, RecordSource] | None = None,
-    *,
-    ahead: bool = False,
-) -> Provenance | MixtureProvenance:
+    directory: str | os.PathLike[str], source: RecordSource | None = None, *, ahead: bool = False
+) -> Provenance:
     """What a run has seen, as its newest whole checkpoint tells; a run may be writing meanwhile.
 
     Rows can always be told. IDs can where all of them are row numbers, which their digest in the
@@ -45,28 +42,24 @@ def provenance(
 
     Args:
       directory: of the run.
-      source: the data of the run; of a mixture, by part. No record is read of it, only IDs.
+      source: the data of the run. No record is read of it, only IDs.
       ahead: answer also for steps after the checkpoint, as they come if the run goes on as it is.
 
     Returns:
-      A `Provenance` with a segment for each change of the batch size, and of what is left out; of a
-      mixture, a `MixtureProvenance`.
+      A `Provenance` with a segment for each change of the batch size, and of what is left out.
 
     Raises:
       FileNotFoundError: there is no checkpoint.
       CheckpointDamagedError: there are checkpoints, and none is whole.
       ValueError: the source is not the data of the run; the order or the changes of the run cannot
-        be derived by this version.
+        be derived by this version; the run is of a mixture.
     """
     manifest = newest_manifest(directory)
     where = f"{os.fspath(directory)} step {manifest.step}"
     if manifest.identity.parts:
-        sources = {} if source is None else source
-        if not isinstance(sources, Mapping):
-            raise ValueError(f"{where} is of a mixture: give the sources by the names of its parts")
-        return _of_mixture(manifest, sources, where, ahead=ahead)
-    if isinstance(source, Mapping):
-        raise ValueError(f"{where} is of one pipeline: give one source")
+        raise ValueError(
+            f"{where} is of a mixture of {', '.join(manifest.identity.parts)}: ask mixture_provenance"
+        )
     _check_order(manifest.identity, where)
     try:
         segments = segments_of(manifest)
@@ -82,9 +75,30 @@ def provenance(
     return Provenance(segments, rows_only.stop, ids, ids_from)
 
 
-def _of_mixture(
-    manifest: Manifest, sources: Mapping[str, RecordSource], where: str, *, ahead: bool
+def mixture_provenance(
+    directory: str | os.PathLike[str],
+    sources: Mapping[str, RecordSource] | None = None,
+    *,
+    ahead: bool = False,
 ) -> MixtureProvenance:
+    """What a run on a mixture has seen; as `provenance`.
+
+    Args:
+      directory: of the run.
+      sources: the data of some parts or all, by name. No record is read of them, only IDs.
+      ahead: as for `provenance`.
+
+    Raises:
+      FileNotFoundError, CheckpointDamagedError: as for `provenance`.
+      ValueError: as for `provenance`; the run is not of a mixture; there is no such part.
+    """
+    manifest = newest_manifest(directory)
+    where = f"{os.fspath(directory)} step {manifest.step}"
+    sources = {} if sources is None else sources
+    if not manifest.identity.parts:
+        raise ValueError(f"{where} is of one pipeline, not of a mixture: ask provenance")
+    if not isinstance(sources, Mapping):
+        raise ValueError(f"{where} is of a mixture: give the sources by the names of its parts")
     identity = manifest.identity
     unknown = sorted(set(sources) - set(identity.parts))
     if unknown:

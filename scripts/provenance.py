@@ -101,8 +101,12 @@ def main(
     try:
         chosen = None if epochs is None else parse_epochs(epochs)
         given = None if source is None else source_of(source)
-        sources = given if given is None or part is None else {part: given}
-        run = checkpointing.provenance(run_dir, sources, ahead=ahead)
+        run: Run
+        if part is None:
+            run = checkpointing.provenance(run_dir, given, ahead=ahead)
+        else:
+            sources = None if given is None else {part: given}
+            run = checkpointing.mixture_provenance(run_dir, sources, ahead=ahead)
         found = asked_about(run, part)
         rows = [found.row_of(an_id(found, text)) for text in record_id or []] + (row or [])
         answer = {
@@ -158,11 +162,9 @@ def parse_epochs(text: str) -> range:
 def asked_about(run: Run, part: str | None) -> loader.Provenance:
     """The provenance of the run, or of the part of its mixture that is asked about."""
     if isinstance(run, loader.Provenance):
-        if part is not None:
-            raise ValueError("the run is of one pipeline: ask without --part")
         return run
     if part not in run.parts:
-        raise ValueError(f"the run is of a mixture: say --part, of {', '.join(run.parts)}")
+        raise KeyError(f"the run has the parts {', '.join(run.parts)}, not {part!r}")
     return run.parts[part]
 
 

@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 import checkpointing
-import loader
 from checkpointing import CheckpointMismatchError, Checkpoints, Manifest
 from loader import ArraySource, Mixture, Pipeline, PipelineConfig
 from scripts import provenance as script
@@ -136,8 +135,7 @@ def test_provenance_of_a_run_on_a_mixture(tmp_path: pathlib.Path) -> None:
     trace = train(tmp_path, mixture(), STEPS)
     sources = {name: part.source for name, part in mixture().parts.items()}
     for given in (None, sources):
-        found = checkpointing.provenance(tmp_path, given)
-        assert isinstance(found, loader.MixtureProvenance)
+        found = checkpointing.mixture_provenance(tmp_path, given)
         assert found.num_steps == STEPS
         for step, (part, ids) in enumerate(trace):
             records = found.records_at(step)
@@ -150,8 +148,7 @@ def test_provenance_of_a_run_on_a_mixture(tmp_path: pathlib.Path) -> None:
                 assert records.ids.tolist() == [i for i in ids if i != -1]
         with pytest.raises(IndexError):
             found.records_at(STEPS)
-    ahead = checkpointing.provenance(tmp_path, sources, ahead=True)
-    assert isinstance(ahead, loader.MixtureProvenance)
+    ahead = checkpointing.mixture_provenance(tmp_path, sources, ahead=True)
     next_ids = ahead.records_at(STEPS).ids
     assert next_ids is not None
     assert next_ids.tolist() == [i for i in mixture().ids(STEPS).tolist() if i != -1]
@@ -164,7 +161,19 @@ def test_provenance_of_a_run_on_a_mixture(tmp_path: pathlib.Path) -> None:
 def test_wrong_sources_are_refused(tmp_path: pathlib.Path, wrong: Any) -> None:
     train(tmp_path, mixture(), 3)
     with pytest.raises(ValueError, match=r"by the names of its parts|has the parts|records"):
-        checkpointing.provenance(tmp_path, wrong)
+        checkpointing.mixture_provenance(tmp_path, wrong)
+
+
+def test_provenance_of_one_kind_of_run_refuses_the_other(tmp_path: pathlib.Path) -> None:
+    train(tmp_path / "mixture", mixture(), 3)
+    with pytest.raises(ValueError, match="is of a mixture of code, web: ask mixture_provenance"):
+        checkpointing.provenance(tmp_path / "mixture")
+    pipeline = mixture().parts["web"]
+    with Checkpoints(tmp_path / "one", pipeline, 1, 3) as checkpoints:
+        run = checkpoints.resume(state())
+        checkpoints.save(run.batches, run.train_state, force=True)
+    with pytest.raises(ValueError, match="is of one pipeline"):
+        checkpointing.mixture_provenance(tmp_path / "one")
 
 
 def answer(*arguments: str) -> tuple[int, str, str]:
@@ -193,4 +202,7 @@ def test_script_answers_for_a_part(tmp_path: pathlib.Path, monkeypatch: pytest.M
     assert "step 0: part web, epoch 0" in out
     code, _, error = answer(str(tmp_path / "run"))
     assert code == 2
-    assert "say --part, of code, web" in error
+    assert "is of a mixture of code, web" in error
+    code, _, error = answer(str(tmp_path / "run"), "--part", "news")
+    assert code == 1
+    assert "has the parts code, web, not 'news'" in error
