@@ -31,7 +31,7 @@ import typer
 
 #: Modules of scripts.benchmarks, in the order of the report. They are imported when they are run, so
 #: that a contender's process, which imports this file, gets no more than it asks for.
-SECTIONS: Final = ("loading",)
+SECTIONS: Final = ("loading", "formats", "orders", "resuming", "saving", "fingerprints")
 
 
 def main(
@@ -46,6 +46,9 @@ def main(
     ] = None,
     contender: Annotated[
         list[str] | None, typer.Option(help="A contender of the section loading.")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=2, help="Windows of each contender of the section loading.")
     ] = None,
     mapped_gib: Annotated[
         float | None,
@@ -77,7 +80,7 @@ def main(
         if path is not None and not path.parent.is_dir():
             fail(f"{path} cannot be written: there is no folder {path.parent}")
     names = chosen("--only", only, SECTIONS)
-    measures = {name: measure_of(name, workload, contender, mapped_gib) for name in names}
+    measures = {name: measure_of(name, workload, contender, rounds, mapped_gib) for name in names}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     from scripts.benchmarks import report  # noqa: PLC0415 (as the sections)
 
@@ -98,6 +101,7 @@ def measure_of(
     name: str,
     workloads: list[str] | None,
     contenders: list[str] | None,
+    rounds: int | None,
     mapped_gib: float | None,
 ) -> Callable[..., Any]:
     """A section's ``measure``; that of loading with what was chosen of it."""
@@ -108,6 +112,7 @@ def measure_of(
     options = module.Options(
         chosen("--workload", workloads, module.WORKLOADS),
         chosen("--contender", contenders, tuple(module.CONTENDERS)),
+        rounds,
         module.MAPPED_GIB if mapped_gib is None else mapped_gib,
     )
     return functools.partial(measure, options=options)

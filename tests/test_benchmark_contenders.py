@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from scripts.benchmarks import peers
 from scripts.benchmarks.contenders import CONTENDERS
 from scripts.benchmarks.workloads import Data, Workload, check, make_data
 
@@ -97,3 +99,15 @@ def test_a_setting_that_rewrites_all_data_needs_whole_epochs() -> None:
     assert set(datasets.rewrites) < set(datasets.settings)
     assert datasets.fitting(WORKLOADS["records"]) == list(datasets.settings)
     assert not set(datasets.rewrites) & set(datasets.fitting(WORKLOADS["part"]))
+
+
+@pytest.mark.parametrize(("jax_is_there", "method"), [(True, "forkserver"), (False, "fork")])
+def test_workers_are_forked_but_not_from_jaxs_threads(
+    monkeypatch: pytest.MonkeyPatch, jax_is_there: bool, method: str
+) -> None:
+    if not jax_is_there:
+        monkeypatch.delitem(sys.modules, "jax")
+    settings = peers.worker_settings(2)
+    assert settings["multiprocessing_context"].get_start_method() == method
+    assert settings["num_workers"] == 2
+    assert peers.worker_settings(0) == {"num_workers": 0}

@@ -67,9 +67,9 @@ def test_without_other_contenders_nothing_is_known_of_them() -> None:
 
 
 def test_without_ours_there_are_no_targets_and_no_ratios() -> None:
-    made = outcome("records", numpy_take=[2.0, 4.0])
+    made = outcome("records", numpy_take=[2e3, 4e3])
     assert loading.targets(made) == []
-    assert loading.table(made).rows[0] == ["numpy take", "3", "2 - 4", "", "", "", "as is"]
+    assert loading.table(made).rows[0] == ["numpy take", "3.0", "2.5 - 3.5", "", "", "", "as is"]
 
 
 def training() -> Outcome:

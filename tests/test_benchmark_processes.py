@@ -1,6 +1,7 @@
 """A contender's process obeys, says when it fails, and is gone at the end."""
 
 import contextlib
+import itertools
 import os
 import signal
 from pathlib import Path
@@ -25,7 +26,7 @@ def test_a_process_opens_checks_measures_and_closes(folder: Path) -> None:
         (member,) = crew.members(["numpy take"]).values()
         assert crew.members(["numpy take"]) == {"numpy take": member}
         for _ in range(2):
-            member.ask("open", workload=WORKLOAD, folder=folder, setting="", discarded=3)
+            member.ask("open", workload=WORKLOAD, folder=folder, setting="")
             assert member.ask("check") == []
             records, seconds = member.ask("window", seconds=0.001)
             assert records % WORKLOAD.num_records == 0 < records
@@ -44,7 +45,7 @@ def test_what_fails_in_a_process_is_named(folder: Path, capfd: pytest.CaptureFix
         Member("numpy take", folder) as member,
         pytest.raises(RuntimeError, match="the process of numpy take ended in 'open'"),
     ):
-        member.ask("open", workload=WORKLOAD, folder=gone, setting="", discarded=0)
+        member.ask("open", workload=WORKLOAD, folder=gone, setting="")
     assert "FileNotFoundError" in capfd.readouterr().err
 
 
@@ -81,6 +82,6 @@ def test_who_delivers_something_else_is_not_measured(
 
 
 def test_an_epoch_of_another_length_is_an_error() -> None:
-    batches = iter([{"label": range(256)}, {"label": range(256)}, {"label": range(87)}])
+    batches = itertools.cycle([{"label": range(256)}, {"label": range(256)}, {"label": range(87)}])
     with pytest.raises(RuntimeError, match="1 epochs delivered 599 records"):
         timed_window(batches, WORKLOAD, 0.0)

@@ -12,8 +12,8 @@ from typing import Final
 from rich.console import Console
 
 from scripts.benchmarks.contenders import CONTENDERS, GRAIN_RECORDS, NUMPY, OURS
-from scripts.benchmarks.processes import Crew
-from scripts.benchmarks.rounds import DISCARDED, FULL, QUICK, Outcome, Run, Windows
+from scripts.benchmarks.processes import DISCARDED, Crew
+from scripts.benchmarks.rounds import FULL, QUICK, TRIALS, Outcome, Run, Windows
 from scripts.benchmarks.section import (
     Section,
     Table,
@@ -47,17 +47,21 @@ class Options:
     Attributes:
       workloads: their names; empty for all.
       contenders: their names; empty for all.
+      rounds: windows of each contender; ``None``: as many as usual.
       mapped_gib: at most so many GiB for the memory-mapped file.
     """
 
     workloads: Sequence[str] = ()
     contenders: Sequence[str] = ()
+    rounds: int | None = None
     mapped_gib: float = MAPPED_GIB
 
 
 def measure(*, quick: bool, options: Options | None = None) -> Section:
     """Measures the workloads one after the other; all files and processes end with it."""
     options, windows = options or Options(), QUICK if quick else FULL
+    if options.rounds is not None:
+        windows = dataclasses.replace(windows, rounds=options.rounds, cold_rounds=options.rounds)
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as made:
         folder = Path(made)
         free, storage = free_memory(), file_system(folder)
@@ -123,8 +127,8 @@ def conditions(
         "none: each contender's first setting"
         if windows.trial_seconds is None
         else (
-            f"one window of {windows.trial_seconds:g} s or one unit for each setting, after one that warms "
-            "up; the fastest is measured, and named in the tables"
+            f"up to {TRIALS} windows of {windows.trial_seconds:g} s or one unit for each setting, after "
+            "one that warms up; the setting with the best of them is measured, and named in the tables"
         )
     )
     return (
@@ -134,9 +138,10 @@ def conditions(
             "anew each epoch, in an order of its own; an epoch's last batch may be shorter",
             "processes": "each contender in a process of its own, which opens the data itself; they take "
             "turns (A B C ... A B C ...), one works while the others wait",
-            "windows": f"{windows.rounds} of each contender, after {windows.warmup} of warm-up, each of as "
-            f"many whole units as fill {windows.seconds:g} s, at least one; ratios are between windows of "
-            "the same round",
+            "windows": f"{windows.rounds} of each contender ({windows.cold_rounds} with a dropped cache), "
+            f"after {windows.warmup} of warm-up, each of as many whole units as fill {windows.seconds:g} s, "
+            f"at least one; {DISCARDED} batches right before each are not counted, so that nobody gains by "
+            "what was read ahead while others were measured; ratios are between windows of the same round",
             "clock": "perf_counter around the loop over a window's batches: order, gather, collate, "
             "iterator, hand-over from threads and workers, making and freeing the arrays",
             "left out": "making the data and each loader's own form of it, imports, start of workers, the "
@@ -175,8 +180,9 @@ def _storage(outcome: Outcome, storage: str, free: int) -> str:
         f"{min(shares):.1%} to {max(shares):.1%} of it" if shares else "nobody tells how much of it"
     )
     state = (
-        f"asked to be dropped before each window (posix_fadvise), {found} was in memory then; each "
-        f"window begins with a new iterator and {DISCARDED} batches outside the clock"
+        "the system was asked to drop it before each window (posix_fadvise, which a disk's or a "
+        f"hypervisor's own cache does not hear), {found} was in memory then; each "
+        "window begins with a new iterator"
         if workload.cold
         else f"read through before, {found} was in memory (page cache) when a round began"
     )
@@ -211,7 +217,7 @@ def table(outcome: Outcome) -> Table:
         if outcome.workload.trains
         else (
             "contender",
-            "records/s",
+            "1,000 records/s",
             "quartiles",
             f"{OURS} / it",
             "quartiles",
@@ -235,7 +241,7 @@ TITLES: Final = {
 
 
 def _row(outcome: Outcome, name: str) -> list[str]:
-    rate = spread(outcome.values(name), ",.0f")
+    rate = spread([rate / 1000 for rate in outcome.values(name)], ",.1f")
     setting = outcome.settings[name]
     if name == OURS or OURS not in outcome.windows:
         return [name, *rate[:2], "", "", "", setting]

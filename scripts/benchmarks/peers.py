@@ -59,13 +59,19 @@ def torch_loader(
 
 
 def worker_settings(workers: int) -> dict[str, Any]:
-    """Workers that stay from epoch to epoch, and are no copies of a process that has JAX's threads."""
+    """Workers that stay from epoch to epoch.
+
+    They are forked, as is usual on Linux, but not from a process that has JAX's threads. (A process
+    that was spawned itself, as this one, would spawn them unless told.)
+    """
     if not workers:
         return {"num_workers": 0}
-    settings: dict[str, Any] = {"num_workers": workers, "persistent_workers": True}
-    if "jax" in sys.modules:
-        settings["multiprocessing_context"] = multiprocessing.get_context("forkserver")
-    return settings
+    method = "forkserver" if "jax" in sys.modules else "fork"
+    return {
+        "num_workers": workers,
+        "persistent_workers": True,
+        "multiprocessing_context": multiprocessing.get_context(method),
+    }
 
 
 # --- Hugging Face datasets ------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """A contender in a process of its own: what it does there when told, and how it is started and ended."""
 
+import collections
 import contextlib
 import gc
 import importlib
@@ -18,6 +19,8 @@ from typing import Any, Final, Self
 from scripts.benchmarks.contenders import CONTENDERS
 from scripts.benchmarks.workloads import LABEL, Batch, Data, Workload, check
 
+#: Batches that are thrown away right before a window: what was read ahead while others were measured.
+DISCARDED: Final = 8
 #: Seconds that a process gets to end by itself, and again after SIGTERM.
 _PATIENCE: Final = 10.0
 
@@ -36,8 +39,8 @@ class Stage:
     def ready(self) -> None:
         """Answers, once the imports are done."""
 
-    def open(self, workload: Workload, folder: Path, setting: str, discarded: int) -> None:
-        """Opens the data, makes the iterator, and throws its first batches away."""
+    def open(self, workload: Workload, folder: Path, setting: str) -> None:
+        """Opens the data and makes the iterator."""
         device = None
         if workload.trains:
             from scripts.benchmarks import training
@@ -46,8 +49,6 @@ class Stage:
             device = self._trainer.device
         self._data = Data(workload, folder)
         self._batches = self._contender.settings[setting](self._data, device)
-        for _ in itertools.islice(self._batches, discarded):
-            pass
 
     def check(self) -> list[str]:
         """Delivers a unit, and says in what it is not the data's."""
@@ -62,6 +63,7 @@ class Stage:
 
     def train(self, steps: int, turns: int | None) -> dict[str, float]:
         """A window of training: see `training.Trainer.window`."""
+        _discard(self._batches)
         result: dict[str, float] = self._trainer.window(self._batches, steps, turns)
         return result
 
@@ -78,6 +80,7 @@ class Stage:
 def timed_window(batches: Iterator[Batch], workload: Workload, seconds: float) -> tuple[int, float]:
     """Delivers whole units for at least so long: records, and the seconds that they took."""
     gc.collect()
+    _discard(batches)
     records, units, taken = 0, 0, 0.0
     start = time.perf_counter()
     while not units or taken < seconds:
@@ -88,6 +91,10 @@ def timed_window(batches: Iterator[Batch], workload: Workload, seconds: float) -
     if workload.whole_epochs and records != units * workload.num_records:
         raise RuntimeError(f"{units} epochs delivered {records} records")
     return records, taken
+
+
+def _discard(batches: Iterator[Batch]) -> None:
+    collections.deque(itertools.islice(batches, DISCARDED), maxlen=0)
 
 
 def serve(name: str, connection: Connection) -> None:

@@ -1,6 +1,7 @@
 """The measurement of one workload: settings are tried, deliveries checked, windows timed in turn."""
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
@@ -19,6 +20,7 @@ class Windows:
 
     Attributes:
       rounds: windows of each contender.
+      cold_rounds: the same where each window begins with an iterator made anew.
       warmup: windows of each contender before those.
       seconds: a window is as many whole units as fill so much time.
       trial_seconds: the same for a setting's trial; ``None``: no trial, the first setting is used.
@@ -26,17 +28,18 @@ class Windows:
     """
 
     rounds: int
+    cold_rounds: int
     warmup: int
     seconds: float
     trial_seconds: float | None
     steps: int
 
 
-FULL: Final = Windows(rounds=11, warmup=1, seconds=0.4, trial_seconds=0.2, steps=100)
-QUICK: Final = Windows(rounds=2, warmup=0, seconds=0.0, trial_seconds=None, steps=3)
+FULL: Final = Windows(rounds=11, cold_rounds=5, warmup=1, seconds=0.4, trial_seconds=0.2, steps=100)
+QUICK: Final = Windows(rounds=2, cold_rounds=2, warmup=0, seconds=0.0, trial_seconds=None, steps=3)
 
-#: Batches that are thrown away before a clock that runs on a file out of memory.
-DISCARDED: Final = 2
+#: Windows of a setting's trial, unless the first ones take so long that fewer must do.
+TRIALS: Final = 3
 
 
 @dataclasses.dataclass
@@ -108,7 +111,8 @@ class Run:
                 raise RuntimeError(f"{name} delivered something else than the data: {faults}")
             if self._workload.cold:
                 member.ask("close")
-        for number in range(self._windows.warmup + self._windows.rounds):
+        rounds = self._windows.cold_rounds if self._workload.cold else self._windows.rounds
+        for number in range(self._windows.warmup + rounds):
             self._round(number)
         if not self._workload.cold:
             for member in self._members.values():
@@ -128,14 +132,17 @@ class Run:
         return max(rates, key=rates.__getitem__)
 
     def _trial(self, name: str, member: Member, seconds: float) -> float:
-        """Records per second in one window, after one that warms up."""
+        """The best rate of a few windows, after one that warms up: what else runs only takes away."""
         if self._workload.cold:
             return self._cold_window(name, member)["rate"]
         self._open(name, member)
         self._window(member, 0.0)
-        rate = self._window(member, seconds)["rate"]
+        end = time.monotonic() + TRIALS * seconds
+        rates = [self._window(member, seconds)["rate"]]
+        while len(rates) < TRIALS and time.monotonic() < end:
+            rates.append(self._window(member, seconds)["rate"])
         member.ask("close")
-        return rate
+        return max(rates)
 
     def _round(self, number: int) -> None:
         """A window of each contender."""
@@ -154,18 +161,17 @@ class Run:
         """A window that begins with nothing of the file in memory, and its iterator made anew."""
         drop(self._workload, self._place)
         self._outcome.resident.append(resident_share(self._workload, self._place))
-        self._open(name, member, DISCARDED)
+        self._open(name, member)
         figures = self._window(member, 0.0)
         member.ask("close")
         return figures
 
-    def _open(self, name: str, member: Member, discarded: int = 0) -> None:
+    def _open(self, name: str, member: Member) -> None:
         member.ask(
             "open",
             workload=self._workload,
             folder=self._place,
             setting=self._outcome.settings[name],
-            discarded=discarded,
         )
 
     def _window(self, member: Member, seconds: float) -> dict[str, float]:
