@@ -112,11 +112,13 @@ def test_the_digits_are_those_of_the_training_script() -> None:
 
 
 def test_a_function_of_ones_own_is_converted() -> None:
-    Path("mine.py").write_text(
+    Path("convert_of_mine.py").write_text(
         "import loader, numpy as np\n"
         "def good(): return loader.ArraySource({'x': np.arange(3)}, ['a', 'b', 'c'])\n"
     )
-    found = json.loads(call("--source", "mine:good", "--out", "a", "--json", "--no-check"))
+    found = json.loads(
+        call("--source", "convert_of_mine:good", "--out", "a", "--json", "--no-check")
+    )
     assert found["digest"] is None
     assert loader.NpySource("a").ids(np.array([2, 0])).tolist() == ["c", "a"]
 

@@ -113,11 +113,11 @@ def test_a_folder_is_read_from_disk_as_it_is_needed() -> None:
 
 def test_records_in_files_are_known_by_the_files(here: Path) -> None:
     loader.write_npy(loader.ArraySource({"x": X, "y": X}), here / "data")
-    Path("mine.py").write_text("import loader\ndef npy(): return loader.NpySource('data')\n")
-    call("save", "a.json", "--source", "mine:npy")
-    assert "in 2 files, by their bytes: sha256:" in call("print", "--source", "mine:npy")
+    Path("npy_of_mine.py").write_text("import loader\ndef npy(): return loader.NpySource('data')\n")
+    call("save", "a.json", "--source", "npy_of_mine:npy")
+    assert "in 2 files, by their bytes: sha256:" in call("print", "--source", "npy_of_mine:npy")
     np.save("data/y.npy", X + 1)
-    (line,) = call("compare", "a.json", "--source", "mine:npy", code=1).splitlines()[1:]
+    (line,) = call("compare", "a.json", "--source", "npy_of_mine:npy", code=1).splitlines()[1:]
     assert line.split()[0] == "dataset.files"
     assert line.endswith("(file y.npy differs)")
 
