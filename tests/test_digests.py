@@ -12,7 +12,7 @@ import pytest
 
 from loader.sources import digests
 from loader.sources.digest_cache import FILE_NAME, cache_path, load_digests, store_digests
-from loader.sources.digests import FileDigest, digest_files, merge
+from loader.sources.digests import FileDigest, digest_files, merge_digests
 from loader.sources.files import FileSet
 
 SIZES = {"a.bin": 1, "b/c.bin": 1000, "b/d.bin": 4096, "e.bin": 4097, "f.bin": 20_000}
@@ -70,10 +70,10 @@ def test_large_files_are_digested_in_pieces_by_any_number_of_threads(
 def test_parts_of_several_workers_make_up_the_whole(root: Path) -> None:
     files = opened(root)
     parts = [digest_files(files, numbers) for numbers in ([0, 3], [4], [], [2, 1])]
-    assert merge(parts) == digest_files(files)
+    assert merge_digests(parts) == digest_files(files)
     other = {"a.bin": FileDigest(files.states[0], "0" * 64)}
     with pytest.raises(ValueError, match=r"file a\.bin was digested twice, and differently"):
-        merge([*parts, other])
+        merge_digests([*parts, other])
 
 
 def test_known_files_are_not_read_unless_they_have_changed(root: Path, reads: list[str]) -> None:

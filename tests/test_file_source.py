@@ -133,7 +133,7 @@ def test_digests_of_several_workers_make_up_the_fingerprint(root: Path, reads: l
     expected = source.fingerprint()
     parts = [digests.digest_files(source.files, [number]) for number in (1, 0)]
     reads.clear()
-    assert source.fingerprint(digests=digests.merge(parts)) == expected
+    assert source.fingerprint(digests=digests.merge_digests(parts)) == expected
     assert reads == []
     assert source.fingerprint(digests=parts[0]) == expected
     assert reads == ["a/0.bin"]

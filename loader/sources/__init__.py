@@ -2,6 +2,7 @@
 
 from loader.sources.arrayrecord import ArrayRecordSource, write_array_record
 from loader.sources.arrays import ArraySource
+from loader.sources.digests import digest_files, merge_digests
 from loader.sources.file_source import FileSource
 from loader.sources.huggingface import HuggingFaceSource
 from loader.sources.images import decode_image
@@ -28,7 +29,9 @@ __all__ = [
     "check_source",
     "decode_image",
     "decode_record",
+    "digest_files",
     "encode_record",
+    "merge_digests",
     "write_array_record",
     "write_npy",
 ]

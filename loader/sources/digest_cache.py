@@ -14,8 +14,6 @@ from typing import Any, Final
 from loader.sources.digests import Cache, FileDigest, FileDigests
 from loader.sources.files import FileSet, FileState
 
-__all__ = ["FILE_NAME", "Cache", "cache_path", "load_digests", "store_digests"]
-
 FILE_NAME: Final = ".regrain-digests.json"
 
 _VERSION: Final = 1

@@ -48,8 +48,9 @@ def digest_files(
     """Reads and digests some of a set's files; 256 KiB of memory a thread.
 
     Args:
-      files: the set.
-      numbers: of the files; by default all. Several workers can each do some, see `merge`.
+      files: the set: a source's ``files``.
+      numbers: of the files; by default all. Several workers can each do some: `merge_digests` puts their
+        parts together, and a source's ``fingerprint(digests=...)`` takes them.
       known: digests of before. A file of which the file system says the same as then is not read.
       threads: by default as many as there are cores.
 
@@ -91,7 +92,7 @@ def digest_files(
     return found
 
 
-def merge(parts: Iterable[FileDigests]) -> dict[str, FileDigest]:
+def merge_digests(parts: Iterable[FileDigests]) -> dict[str, FileDigest]:
     """The digests of several parts in one.
 
     Raises:

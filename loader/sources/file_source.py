@@ -132,7 +132,7 @@ class FileSource(abc.ABC):
         Args:
           verify: ``"cache"`` reads the files that have changed since they were last digested, which
             are all where the source keeps no cache; ``"full"`` reads all.
-          digests: of files that others have digested already, from `digest_files` and `merge`; they are
+          digests: of files that others have digested already, from `digest_files` and `merge_digests`; they are
             not read here, whatever ``verify`` says.
 
         Raises:
