@@ -1,15 +1,19 @@
 """Kills a training script at random instants, resumes it, and compares it with a run never killed.
 
     python scripts/resume_drill.py --kills 6                                # scripts/train.py
+    python scripts/resume_drill.py --config configs/text.toml               # a language model
+    python scripts/resume_drill.py --format parquet --format npy            # the data in other formats
     python scripts/resume_drill.py --kills 20 -- python mine.py {run_dir}   # your own script
 
 The script must train from the batches of `Checkpoints.resume` and keep its checkpoints in {run_dir};
-it needs no change. The folder of --out gets report.json, drill.png, and each run's output.
+it needs no change. The folder of --out gets report.json, drill.png, and each run's output; with
+several formats, a folder for each.
 """
 
 import pathlib
 import signal
 import sys
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, NoReturn
 
 import jax
@@ -24,6 +28,7 @@ from rich.table import Table
 
 import checkpointing
 from checkpointing import DrillReport
+from scripts.training.formats import FORMATS
 
 ROOT: Final = pathlib.Path(__file__).resolve().parent.parent
 CONFIG: Final = ROOT / "configs" / "digits.toml"
@@ -59,25 +64,28 @@ def main(
         pathlib.Path | None,
         typer.Option(help="Settings for scripts/train.py.", show_default="configs/digits.toml"),
     ] = None,
+    formats: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--format",
+            help="Of the data of scripts/train.py, in place of that in its settings. Several, or all, "
+            "are drilled one after another, and must give the same batches and the same end.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Kills a training script at random instants, resumes it, and compares it with a run never killed."""
-    if command and config:
-        fail("--config is for scripts/train.py. Give another command its settings in its own way.")
+    if command and (config or formats):
+        option = "--config" if config else "--format"
+        fail(f"{option} is for scripts/train.py. Give another command its settings in its own way.")
     for ending in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(ending, lambda number, _: sys.exit(128 + number))
     # The training script takes the accelerator that it finds; the comparison needs none.
     jax.config.update("jax_platforms", "cpu")
-    train = [sys.executable, str(ROOT / "scripts" / "train.py"), "{run_dir}", "--config"]
+    reports = {}
     try:
-        report = checkpointing.run_drill(
-            command or [*train, str(config or CONFIG)],
-            out,
-            kills=kills,
-            seed=seed,
-            progress=lambda line: notes.print(f"[dim]{escape(line)}[/]"),
-        )
-        draw(report, out)
-        show(report, out)
+        for name, arguments in commands(command, config, formats).items():
+            reports[name] = drilled(arguments, out / name, kills, seed, name)
     except KeyboardInterrupt:
         notes.print("[bold]Interrupted:[/] the runs were stopped, and there is no result.")
         raise typer.Exit(INTERRUPTED) from None
@@ -86,9 +94,39 @@ def main(
     except Exception as error:  # noqa: BLE001 (an exit with 1 would say that it found a difference)
         notes.print_exception()
         fail(f"a fault of the drill itself: {error!r}")
-    if report.differences:
+    alike = len(reports) < 2 or show_formats(reports, out)
+    if not alike or any(report.differences for report in reports.values()):
         raise typer.Exit(DIFFERENT)
-    raise typer.Exit(SAME if report.complete else FAILED)
+    raise typer.Exit(SAME if all(report.complete for report in reports.values()) else FAILED)
+
+
+def commands(
+    command: list[str] | None, config: pathlib.Path | None, formats: list[str] | None
+) -> dict[str, list[str]]:
+    """What is to be drilled, by the name of its folder in that of --out; one alone has no name."""
+    train = [sys.executable, str(ROOT / "scripts" / "train.py"), "{run_dir}", "--config"]
+    train.append(str(config or CONFIG))
+    if not formats:
+        return {"": command or train}
+    every = list(dict.fromkeys(FORMATS if "all" in formats else formats))
+    named = {one: [*train, "--format", one] for one in every}
+    return named if len(named) > 1 else {"": named[every[0]]}
+
+
+def drilled(command: list[str], out: pathlib.Path, kills: int, seed: int, name: str) -> DrillReport:
+    """Drills one command, and shows the result."""
+    if name:
+        console.rule(name, align="left", style="dim")
+    report = checkpointing.run_drill(
+        command,
+        out,
+        kills=kills,
+        seed=seed,
+        progress=lambda line: notes.print(f"[dim]{escape(line)}[/]"),
+    )
+    draw(report, out)
+    show(report, out)
+    return report
 
 
 def fail(message: str) -> NoReturn:
@@ -130,6 +168,28 @@ def show(report: DrillReport, out: pathlib.Path) -> None:
         f"{out / 'report.json'}, {out / 'drill.png'}",
         soft_wrap=True,
     )
+
+
+def show_formats(reports: Mapping[str, DrillReport], out: pathlib.Path) -> bool:
+    """Prints whether the runs that were never killed are the same in each format; returns it too."""
+    streams = {name: stream_of(report, out / name) for name, report in reports.items()}
+    states = {name: report.final_states["reference"] for name, report in reports.items()}
+    first, *others = reports
+    console.rule("all formats", align="left", style="dim")
+    alike = True
+    for what, found in (("IDs and masks of all steps", streams), ("final train state", states)):
+        different = [name for name in others if found[name] != found[first]]
+        alike = alike and not different
+        check(not different, f"{what} in {', '.join(reports)}", "equal")
+        for name in different:
+            console.print(f"  not the same in {first} and {name}")
+    return alike
+
+
+def stream_of(report: DrillReport, out: pathlib.Path) -> list[Any]:
+    """The batches of the run that was never killed: where each begins, its IDs and its mask."""
+    (log,) = {attempt.log for attempt in report.attempts if attempt.run == "reference"}
+    return [(one.position, one.ids, one.mask) for one in checkpointing.read_step_log(out / log)]
 
 
 def table_of_kills(report: DrillReport) -> Table:

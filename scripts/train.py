@@ -1,29 +1,43 @@
-"""Trains a small classifier on scikit-learn's digits (1,797 images of 8 x 8), in plain JAX.
+"""Trains a small model in plain JAX, and can be stopped at any time, in any way.
 
-    python scripts/train.py runs/digits
+    python scripts/train.py runs/digits                                # a classifier of images
+    python scripts/train.py runs/text --config configs/text.toml       # a language model
+    python scripts/train.py runs/parquet --format parquet              # images from Parquet files
 
-Stop it at any time, in any way, and run it again: it goes on from the newest checkpoint in the
-directory, and ends in the same train state, bit for bit, as if it had not been stopped.
+Run it again: it goes on from the newest checkpoint in the directory, and ends in the same train state,
+bit for bit, as if it had not been stopped. The models and their data are in scripts/training/.
 """
 
+import dataclasses
 import os
 import pathlib
 import tomllib
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import typer
-from sklearn.datasets import load_digits
 
 import checkpointing
 import loader
+from scripts.training import digits as digits_task
+from scripts.training import lesson as lesson_task
+from scripts.training import text as text_task
+from scripts.training.digits import digits, scale
+from scripts.training.task import Task, settings_of
 
-CONFIG = pathlib.Path(__file__).parent.parent / "configs" / "digits.toml"
-CLASSES = 10
+__all__ = ["digits", "scale"]  # for other scripts
 
-Params = list[dict[str, jax.Array]]
+CONFIG: Final = pathlib.Path(__file__).parent.parent / "configs" / "digits.toml"
+TASKS: Final = {"digits": digits_task.task, "lesson": lesson_task.task, "text": text_task.task}
+
+
+@dataclasses.dataclass(frozen=True)
+class Saving:
+    """The table ``[checkpoints]``: steps from one save to the next, and how many checkpoints stay."""
+
+    save_every: int
+    keep: int
 
 
 def main(
@@ -32,100 +46,60 @@ def main(
         pathlib.Path,
         typer.Option(help="TOML file of all settings.", show_default="configs/digits.toml"),
     ] = CONFIG,
+    data_format: Annotated[
+        str | None,
+        typer.Option(
+            "--format", help="Of the data, in place of that in [data].", show_default=False
+        ),
+    ] = None,
     log: Annotated[pathlib.Path | None, typer.Option(help="Append each step's IDs here.")] = None,
 ) -> None:
     """Trains to the end, from the newest checkpoint in RUN_DIR or from the start."""
     if log:
         os.environ["REGRAIN_STEP_LOG"] = str(log)  # Checkpoints.resume looks for it
     settings = tomllib.loads(config.read_text("utf-8"))
-    source = digits()
-    pipeline = loader.Pipeline(source, loader.PipelineConfig.from_toml(config), scale)
+    try:
+        task = task_of(settings, data_format)
+        saving = settings_of("checkpoints", settings.get("checkpoints"), Saving)
+        pipeline = loader.Pipeline(
+            task.source, loader.PipelineConfig.from_toml(config), task.transform
+        )
+    except ValueError as error:
+        raise typer.BadParameter(f"{config}: {error}") from error
 
     with checkpointing.Checkpoints(
-        run_dir, pipeline, **settings["checkpoints"], run_config=settings["train"]
+        run_dir, pipeline, saving.save_every, saving.keep, run_config=settings["train"]
     ) as checkpoints:
-        run = checkpoints.resume(jax.jit(lambda: init(settings["train"]))())
+        run = checkpoints.resume(jax.jit(task.init)())
         state = run.train_state
-        train_step = make_train_step(settings["train"])
         for batch in run.batches:
-            state, loss = train_step(state, batch["image"], batch["label"], batch["mask"])
+            del batch["id"]  # JAX takes no strings
+            state, loss = task.train_step(state, batch)
             if checkpoints.save(run.batches, state):
                 print(f"step {run.batches.position.step:5}  loss {loss:.4f}", flush=True)
         checkpoints.save(run.batches, state, force=True)
-
-    images, labels = (source.read(np.arange(len(source)))[name] for name in ("image", "label"))
-    guesses = forward(state["params"], scale({"image": images})["image"]).argmax(axis=1)
-    print(
-        f"accuracy {np.mean(guesses == labels):.4f} on the {len(source)} images it was trained on"
-    )
+    print(task.summary(state))
 
 
-def digits() -> loader.ArraySource:
-    """The images, uint8[1797, 8, 8], and their labels; a record's ID is its number in the data set."""
-    data = load_digits()
-    fields = {"image": data.images.astype(np.uint8), "label": data.target.astype(np.int32)}
-    return loader.ArraySource(fields, ids=np.arange(len(data.images)))
+def task_of(settings: Mapping[str, Any], data_format: str | None = None) -> Task:
+    """The task that a config file's tables ``[data]`` and ``[train]`` describe.
 
+    Args:
+      settings: the file's tables. Without ``[data]`` it is about the digits.
+      data_format: in place of the format in ``[data]``.
 
-def scale(batch: dict[str, Any]) -> dict[str, Any]:
-    """Pixels from uint8, 0 to 16, to float32, 0 to 1."""
-    return {**batch, "image": batch["image"].astype(np.float32) / np.float32(16)}
-
-
-def init(train: dict[str, Any]) -> dict[str, Any]:
-    """The train state that a run begins with."""
-    key, *layer_keys = jax.random.split(jax.random.key(train["seed"]), 4)
-    sizes = (8 * 8, train["hidden"], train["hidden"], CLASSES)
-    params = [
-        {
-            "weights": jax.random.normal(layer_key, (inputs, outputs)) * (2 / inputs) ** 0.5,
-            "bias": jnp.zeros((1, outputs)),
-        }
-        for layer_key, inputs, outputs in zip(layer_keys, sizes[:-1], sizes[1:], strict=True)
-    ]
-    return {
-        "params": params,
-        "momentum": jax.tree.map(jnp.zeros_like, params),
-        "key": key,
-        "step": jnp.zeros((), jnp.int32),
-    }
-
-
-def forward(params: Params, images: Any) -> jax.Array:
-    """Logits, float32[batch, 10], of images, float32[batch, 8, 8]."""
-    hidden = jnp.asarray(images).reshape(len(images), -1)
-    for layer in params[:-1]:
-        hidden = jax.nn.relu(hidden @ layer["weights"] + layer["bias"])
-    return hidden @ params[-1]["weights"] + params[-1]["bias"]
-
-
-def make_train_step(train: dict[str, Any]) -> Any:
-    """The compiled function (state, images, labels, mask) -> (next state, loss)."""
-
-    def loss_of(params: Params, images: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
-        log_probabilities = jax.nn.log_softmax(forward(params, images))
-        losses = -jnp.sum(log_probabilities * jax.nn.one_hot(labels, CLASSES), axis=1)
-        return loader.masked_mean(
-            losses, mask
-        )  # the slots that pad an epoch's last batch are no digits
-
-    @jax.jit
-    def train_step(
-        state: dict[str, Any], images: jax.Array, labels: jax.Array, mask: jax.Array
-    ) -> tuple[dict[str, Any], jax.Array]:
-        key, noise_key = jax.random.split(state["key"])
-        images += train["noise"] * jax.random.normal(noise_key, images.shape)
-        loss, gradients = jax.value_and_grad(loss_of)(state["params"], images, labels, mask)
-        momentum = jax.tree.map(
-            lambda m, g: train["momentum"] * m + g, state["momentum"], gradients
+    Raises:
+      ValueError: a setting is unknown, missing or wrong; names it.
+    """
+    data = settings.get("data", {"kind": "digits"})
+    kind = data.get("kind") if isinstance(data, dict) else None
+    if kind not in TASKS:
+        raise ValueError(
+            f"[data]: 'kind' must be one of {', '.join(map(repr, TASKS))}, not {kind!r}"
         )
-        params = jax.tree.map(
-            lambda p, m: p - train["learning_rate"] * m, state["params"], momentum
-        )
-        state = {"params": params, "momentum": momentum, "key": key, "step": state["step"] + 1}
-        return state, loss
-
-    return train_step
+    if data_format is not None:
+        data = {**data, "format": data_format}
+    return TASKS[kind](data, settings.get("train"))
 
 
 if __name__ == "__main__":

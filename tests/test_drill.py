@@ -11,10 +11,15 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pytest
 
-from checkpointing import DrillError, DrillReport, drill, run_drill
+from checkpointing import DrillError, DrillReport, drill, run_drill, step_log
+from checkpointing.comparison import FinalState
 from checkpointing.drill import _plan, _Rhythm
+from loader import Position
+from scripts import resume_drill
+from scripts.training.formats import FORMATS
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 CLI: Final = (sys.executable, str(ROOT / "scripts" / "resume_drill.py"))
@@ -188,6 +193,61 @@ def test_a_difference_of_the_final_state_alone_is_found_by_the_command_line(
     assert (found["what"], found["note"]) == ("/weight", "1 of 3 elements")
 
 
+# Formats
+
+
+def test_each_format_is_drilled_and_all_give_the_same(tmp_path: Path) -> None:
+    lesson, config = (ROOT / "configs" / "lesson.toml").read_text("utf-8"), tmp_path / "lesson.toml"
+    config.write_text(lesson.replace("num_epochs = 2", "num_epochs = 10"), "utf-8")
+    formats = ("--format", "array", "--format", "npy")
+    done = drill_cli("--kills", "1", "--config", config, "--out", tmp_path / "out", *formats)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("array", "npy"):
+        report = json.loads((tmp_path / "out" / name / "report.json").read_text())
+        assert report["same"]
+        assert report["complete"]
+        assert report["command"][-2:] == ["--format", name]
+    assert done.stdout.count("IDs and masks of all 30 steps: equal") == 2
+    assert "IDs and masks of all steps in array, npy: equal" in done.stdout
+    assert "final train state in array, npy: equal" in done.stdout
+
+
+@pytest.mark.parametrize("planted", ["nothing", "stream", "state"])
+def test_a_format_that_gives_something_else_is_found(
+    tmp_path: Path, planted: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reports = {}
+    for name in ("array", "npy", "zip"):
+        here = planted if name == "zip" else "nothing"
+        reports[name] = fake_report("7" if here == "state" else "5")
+        (tmp_path / name).mkdir()
+        log = step_log(tmp_path / name / "steps.jsonl")
+        log(Position(), {"id": np.array([3, 4 + (here == "stream")]), "mask": np.ones(2, bool)})
+    assert resume_drill.show_formats(reports, tmp_path) == (planted == "nothing")
+    printed = capsys.readouterr().out
+    found = int(planted != "nothing")
+    assert printed.count("DIFFERENT") == printed.count("not the same in array and zip") == found
+    assert "array and npy" not in printed
+
+
+def fake_report(sha256: str) -> DrillReport:
+    attempt = drill.Attempt("reference", 1, 0, 1, 0, 0.5, 0, 60, 0, "steps.jsonl")
+    states = {"reference": FinalState(60, 3, sha256)}
+    return DrillReport((), 0, 1, (), (attempt,), 60, states, (), {}, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "folders"),
+    [(None, [""]), (["npy"], [""]), (["npy", "array", "npy"], ["npy", "array"])],
+)
+def test_several_formats_have_a_folder_each(given: list[str] | None, folders: list[str]) -> None:
+    assert list(resume_drill.commands(None, None, given)) == folders
+
+
+def test_all_formats_are_those_that_there_are() -> None:
+    assert list(resume_drill.commands(None, None, ["all"])) == list(FORMATS)
+
+
 # Scripts that cannot be drilled, and wrong use
 
 
@@ -294,6 +354,8 @@ def test_the_folder_of_a_drill_is_used_again(tmp_path: Path) -> None:
     [
         (["--kills", "0"], "greater than or equal to 1"),
         (["--config", "x.toml", "--", "true", "{run_dir}"], "--config is for scripts/train.py"),
+        (["--format", "npy", "--", "true", "{run_dir}"], "--format is for scripts/train.py"),
+        (["--format", "zip"], "'format' must be one of"),
         (["--", "false", "{run_dir}"], "exit code 1"),
     ],
 )
