@@ -1,9 +1,10 @@
 """Checkpoints of a training run: save train state and stream together, resume only what matches.
 
-Orbax writes and commits a step; the manifest is completed before the commit, so that one rename
+Orbax writes the arrays of a step, where it looks for them; one rename, once all else is written too,
 makes train state, iterator and manifest visible together.
 """
 
+import asyncio
 import contextlib
 import dataclasses
 import functools
@@ -12,14 +13,17 @@ import os
 import pathlib
 import signal
 import threading
+import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath  # type: ignore[import-untyped]  # the paths of Orbax, which brings it
 
 from checkpointing.directory import (
     ITERATOR_ITEM,
@@ -29,7 +33,6 @@ from checkpointing.directory import (
     StepDamagedError,
     Verify,
     seal_step,
-    sync_committed,
 )
 from checkpointing.errors import CheckpointDamagedError, CheckpointMismatchError
 from checkpointing.manifest import (
@@ -66,10 +69,11 @@ from loader import (
 )
 
 TrainState = TypeVar("TrainState")
+_Result = TypeVar("_Result")
 
 _log: Final = logging.getLogger(__name__)
-#: One save runs into at most one for each item, and a few more for metadata and commit.
-_MAX_ERRORS: Final = 16
+#: What may be compressed and written at the same time; as in Orbax's standard handler.
+_MAX_WRITING_GB: Final = 96
 
 
 @dataclasses.dataclass(frozen=True)
@@ -539,21 +543,23 @@ class _Resumed:
 
 
 class _Writer:
-    """Writes steps through Orbax, one at a time, in the background.
+    """Writes steps, one at a time, in the background.
 
-    Orbax needs thread pools for it, which stop when the interpreter begins to exit. A save under way
-    then is waited for first, also where nobody called `close`.
+    The arrays are written by Orbax's handler, without Orbax's checkpointer around it. That one makes
+    its directories either in the background, where one that cannot be made blocks the exit for 300 s,
+    or in the foreground, for as long as the rest of the copy takes; and in both cases the threads that
+    write take turns with the one that still copies.
+
+    They need thread pools, which stop when the interpreter begins to exit. A save under way then is
+    waited for first, also where nobody called `close`.
     """
 
     def __init__(self, directory: RunDirectory, keep: int) -> None:
         self._directory = directory
         self._keep = keep
-        self._handler = _SealingHandler()
-        self._orbax = ocp.AsyncCheckpointer(
-            self._handler,
-            # Made in the background, a directory that cannot be made blocks the exit for 300 s.
-            async_options=ocp.options.AsyncOptions(create_directories_asynchronously=False),
-        )
+        # What the standard handler is made of; that one checks each leaf once more, which takes its time.
+        self._handler = ocp.PyTreeCheckpointHandler(save_concurrent_gb=_MAX_WRITING_GB)
+        self._orbax = ocp.Checkpointer(self._handler)
         _open_writers.add(self)
         # An event, since Thread.join takes a thread for ended when Ctrl-C interrupts it.
         self._idle = threading.Event()
@@ -564,29 +570,36 @@ class _Writer:
 
     def begin(self, manifest: Manifest, stored: Any, damaged: Collection[int]) -> None:
         """Takes a copy of everything and begins to write it; no other save may be under way."""
-        position = dataclasses.asdict(manifest.position)
-        self._handler.manifest = manifest
+        step = manifest.step
+        path = epath.Path(self._directory.unfinished_path(step)) / TRAIN_STATE_ITEM
+        save = _Save(manifest, frozenset(damaged), _Arrays(path))
+        self._idle.clear()
         try:
             self._directory.check_is_there()
-            self._orbax.save(
-                self._directory.step_path(manifest.step),
-                args=ocp.args.Composite(
-                    **{
-                        TRAIN_STATE_ITEM: ocp.args.StandardSave(stored),
-                        ITERATOR_ITEM: ocp.args.JsonSave(position),
-                        MANIFEST_ITEM: ocp.args.JsonSave(manifest.to_dict()),
-                    }
-                ),
-            )
-        except Exception as error:
-            self._settle()
-            self._directory.clean_step(manifest.step)
-            raise self._failed(manifest.step, error) from error
-        self.last_step = manifest.step
-        self._idle.clear()
-        threading.Thread(
-            target=self._finish, args=(manifest.step, frozenset(damaged)), name="regrain-save"
-        ).start()
+            self._directory.make_step(step)
+            self._start(save, stored)
+        except BaseException as error:
+            if not save.arrays.gate.is_open:
+                self._directory.clean_step(step)
+                self._idle.set()
+            if isinstance(error, Exception):
+                raise self._failed(step, error) from error
+            raise
+
+    def _start(self, save: "_Save", stored: Any) -> None:
+        gate = save.arrays.gate
+        try:
+            # This thread is started first, with nothing to do yet. To start it after the copy would let
+            # it, and those that it wakes, go to work before this method returns.
+            threading.Thread(target=self._finish, args=(save,), name="regrain-save").start()
+            # Under a number of its own; under another save's it would wait for that one's directories.
+            self._orbax.synchronize_next_awaitable_signal_operation_id()
+            copy = self._handler.async_save(save.arrays, args=ocp.args.PyTreeSave(stored))
+            save.writing = _run(copy)
+            self.last_step = save.manifest.step
+            gate.open()
+        finally:
+            gate.close()
 
     def wait(self) -> Exception | None:
         """Waits for the save under way; returns the error that no call has told of yet, once."""
@@ -606,24 +619,28 @@ class _Writer:
         self._idle.wait()
         self._orbax.close()
 
-    def _finish(self, step: int, damaged: Collection[int]) -> None:
-        try:
-            self._commit(step, damaged)
-        finally:
-            self._idle.set()
+    def _finish(self, save: "_Save") -> None:
+        if save.arrays.gate.wait():  # else it has not begun, and `begin` tells why
+            try:
+                self._commit(save)
+            finally:
+                self._idle.set()
 
-    def _commit(self, step: int, damaged: Collection[int]) -> None:
+    def _commit(self, save: "_Save") -> None:
+        step = save.manifest.step
         try:
-            self._orbax.wait_until_finished()
-            sync_committed(self._directory.step_path(step))
+            for future in save.writing:
+                future.result()
+            self._handler.finalize(save.arrays.path)
+            seal_step(self._directory.unfinished_path(step), save.manifest, save.about())
+            self._directory.commit_step(step)
         except Exception as error:  # noqa: BLE001 (whatever it is, the next call raises it)
-            self._settle()
             self._directory.clean_step(step)
             self.last_step = None
             self._note(self._failed(step, error), error)
             return
         try:
-            self._directory.keep_newest(self._keep, damaged)
+            self._directory.keep_newest(self._keep, save.damaged)
         except Exception as error:  # noqa: BLE001 (as above)
             what = (
                 f"step {step} is saved in {self._directory.path}, but steps before it could not be"
@@ -635,16 +652,6 @@ class _Writer:
         error.__cause__ = cause
         _log.error("%s", error)
         self._error = error
-
-    def _settle(self) -> None:
-        """Lets Orbax tell of every other error of a save that failed; it would fail the next save with it."""
-        for _ in range(_MAX_ERRORS):
-            try:
-                self._orbax.wait_until_finished()
-            except Exception as error:  # noqa: BLE001 (the first one is what the next call raises)
-                _log.debug("also: %s", error)
-            else:
-                return
 
     def _failed(self, step: int, error: Exception) -> RuntimeError:
         return RuntimeError(
@@ -669,23 +676,75 @@ def _finish_saves() -> None:
 threading._register_atexit(_finish_saves)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
-class _SealingHandler(ocp.CompositeCheckpointHandler):  # type: ignore[misc]
-    """Orbax's handler of several items, which completes the manifest when all of them are written.
+class _Save:
+    """A save under way.
 
-    Orbax calls `finalize` once everything is in the temporary directory, right before the rename
-    that commits it.
+    Attributes:
+      manifest: without files.
+      damaged: steps that are known to be.
+      arrays: where the train state goes.
+      writing: what Orbax writes in the background; nothing before it has copied everything.
     """
 
-    manifest: Manifest
+    def __init__(self, manifest: Manifest, damaged: frozenset[int], arrays: "_Arrays") -> None:
+        self.manifest, self.damaged, self.arrays = manifest, damaged, arrays
+        self.writing: Sequence[ocp.Future] = ()
+        self._begun_ns = time.time_ns()
 
-    def finalize(self, directory: Any) -> None:
-        super().finalize(directory)
-        seal_step(pathlib.Path(os.fspath(directory)), self.manifest)
+    def about(self) -> dict[str, Any]:
+        """What Orbax keeps with a step: by it, its manager reads all items without being told their kinds."""
+        return {
+            "item_handlers": {
+                TRAIN_STATE_ITEM: ocp.StandardCheckpointHandler.typestr(),
+                ITERATOR_ITEM: ocp.JsonCheckpointHandler.typestr(),
+                MANIFEST_ITEM: ocp.JsonCheckpointHandler.typestr(),
+            },
+            "metrics": {},
+            "performance_metrics": {},
+            "init_timestamp_nsecs": self._begun_ns,
+            "commit_timestamp_nsecs": time.time_ns(),
+            "custom_metadata": {},
+        }
 
 
-@ocp.args.register_with_handler(_SealingHandler, for_save=True, for_restore=True)
-class _SealingArgs(ocp.args.Composite):  # type: ignore[misc]
-    """Tells Orbax that the handler takes a composite of items."""
+class _Arrays:
+    """The folder of a step's arrays, as a path that Orbax's threads have to wait for.
+
+    Else they would begin to write while the copy is made, and take turns with the thread that makes
+    it. What they ask for are the members of Orbax's protocol ``PathAwaitingCreation``.
+    """
+
+    def __init__(self, path: epath.Path, gate: "_Gate | None" = None) -> None:
+        self.path, self.gate = path, gate or _Gate()
+
+    def __truediv__(self, name: str) -> "_Arrays":
+        return _Arrays(self.path / name, self.gate)
+
+    async def await_creation(self) -> epath.Path:
+        if not self.gate.wait():
+            raise asyncio.CancelledError
+        return self.path
+
+
+class _Gate:
+    """Where threads wait for a copy to be made."""
+
+    def __init__(self) -> None:
+        self._decided = threading.Event()
+        self.is_open = False
+
+    def open(self) -> None:
+        self.is_open = True
+        self._decided.set()
+
+    def close(self) -> None:
+        """Sends all of them away, unless it is open."""
+        self._decided.set()
+
+    def wait(self) -> bool:
+        """Whether there is something to be done."""
+        self._decided.wait()
+        return self.is_open
 
 
 def _read_train_state(
@@ -720,6 +779,25 @@ def _load(step_path: pathlib.Path, leaves: tuple[Leaf, ...]) -> dict[str, Any]:
         else stored[leaf.path]
         for leaf in leaves
     }
+
+
+def _run(work: Coroutine[Any, Any, _Result]) -> _Result:
+    """Runs a coroutine to its end; in a notebook, whose thread runs an event loop already, in another."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return _run_here(work)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(_run_here, work).result()
+
+
+def _run_here(work: Coroutine[Any, Any, _Result]) -> _Result:
+    # Not asyncio.run, which meddles with the handler of SIGINT.
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(work)
+    finally:
+        loop.close()
 
 
 def _check_step(train_state: Any, step: int, what: str) -> None:

@@ -16,11 +16,13 @@ import pathlib
 import shutil
 import stat
 import weakref
-from collections.abc import Collection, Iterator
-from typing import Any, Final, Literal
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Literal, TypeVar
 
 from checkpointing.manifest import MAX_MANIFEST_BYTES, Manifest
 from loader import Position
+from loader.parallel import usable_cores
 
 Verify = Literal["full", "manifest"]
 
@@ -33,6 +35,9 @@ ITEMS: Final = (TRAIN_STATE_ITEM, ITERATOR_ITEM, MANIFEST_ITEM)
 JSON_FILE: Final = "metadata"
 _MANIFEST_FILE: Final = f"{MANIFEST_ITEM}/{JSON_FILE}"
 _ITERATOR_FILE: Final = f"{ITERATOR_ITEM}/{JSON_FILE}"
+#: Orbax's names for a step's own description of itself, and for a file that says that it is whole.
+_STEP_FILE: Final = "_CHECKPOINT_METADATA"
+_COMMIT_FILE: Final = "commit_success.txt"
 _TMP_SUFFIX: Final = ".orbax-checkpoint-tmp"
 _TRASH: Final = ".trash"
 _LOCK: Final = ".lock"
@@ -41,6 +46,10 @@ _NOT_THE_STEPS_FAULT: Final = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM}
 )
 _MAX_ITERATOR_BYTES: Final = 4096
+_SYNC_THREADS: Final = 8
+_WORTH_A_CORE_BYTES: Final = 1 << 20
+
+_Result = TypeVar("_Result")
 
 
 class StepDamagedError(Exception):
@@ -114,6 +123,24 @@ class RunDirectory:
         """Where a step is, or would be."""
         return self.path / str(step)
 
+    def unfinished_path(self, step: int) -> pathlib.Path:
+        """Where a step is while it is written: under a name that does not count as one."""
+        return self.path / f"{step}{_TMP_SUFFIX}"
+
+    def make_step(self, step: int) -> None:
+        """Makes the directory in which a step is written, with one in it for each item."""
+        path = self.unfinished_path(step)
+        with contextlib.suppress(FileNotFoundError):
+            _remove(path)  # left by a save that failed
+        path.mkdir()
+        for item in ITEMS:
+            (path / item).mkdir()
+
+    def commit_step(self, step: int) -> None:
+        """Gives a sealed step its name, by a rename that outlasts a power cut."""
+        self.unfinished_path(step).rename(self.step_path(step))
+        sync(self.path)
+
     def check(self, step: int, verify: Verify = "full") -> Manifest:
         """Reads a step's manifest and checks the step against it.
 
@@ -136,7 +163,9 @@ class RunDirectory:
             files = dict(_files(path))
             _check_names(files, manifest)
             for name, entry in manifest.files.items():
-                _check_file(name, files[name], entry, full=verify == "full")
+                _check_size(name, files[name], entry)
+            if verify == "full":
+                _check_digests(files, manifest)
             _check_iterator(path / _ITERATOR_FILE, manifest.position)
         except FileNotFoundError as error:
             missing = os.path.relpath(error.filename, path)
@@ -180,7 +209,7 @@ class RunDirectory:
 
     def clean_step(self, step: int) -> None:
         """Removes what a save of ``step`` that failed has left, so that it does not take up space."""
-        shutil.rmtree(self.path / f"{step}{_TMP_SUFFIX}", ignore_errors=True)
+        shutil.rmtree(self.unfinished_path(step), ignore_errors=True)
 
     def _is_own(self, step: int) -> bool:
         try:
@@ -193,14 +222,19 @@ class RunDirectory:
         """Removes what killed processes left: saves that never committed, and deletions half done."""
         for path in self.path.iterdir():
             if path.name.endswith(_TMP_SUFFIX):
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink()
+                _remove(path)
         self._empty_trash()
 
     def _empty_trash(self) -> None:
         shutil.rmtree(self.path / _TRASH, ignore_errors=True)
+
+
+def _remove(path: pathlib.Path) -> None:
+    """Deletes a file, a link (and not what it points to), or a directory with all that is in it."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _unlock(descriptor: int) -> None:
@@ -225,20 +259,26 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_close_locks_after_fork)
 
 
-def seal_step(path: pathlib.Path, manifest: Manifest) -> None:
-    """Finishes a step that is written but not yet committed: adds its files to its manifest, and syncs.
+def seal_step(path: pathlib.Path, manifest: Manifest, about: Mapping[str, Any]) -> None:
+    """Finishes a step whose train state is written, but which is not committed yet, and syncs it.
 
     Args:
       path: the step's directory, under its temporary name.
-      manifest: without files.
+      manifest: without files, which are added.
+      about: what Orbax wants to know of the step: JSON values.
     """
-    files = {name: _describe(file) for name, file in _files(path)}
-    manifest_path = path / _MANIFEST_FILE
-    manifest_path.write_bytes(dataclasses.replace(manifest, files=files).to_bytes())
-    for name in [*files, _MANIFEST_FILE]:
-        sync(path / name)
-    for folder, _, _ in os.walk(path, topdown=False):
-        sync(pathlib.Path(folder))
+    position = json.dumps(dataclasses.asdict(manifest.position))
+    (path / _ITERATOR_FILE).write_text(position, "utf-8")
+    files = dict(_files(path))
+    described = dict(zip(files, _digested(_describe, files.values()), strict=True))
+    sealed = dataclasses.replace(manifest, files=described)
+    (path / _MANIFEST_FILE).write_bytes(sealed.to_bytes())
+    (path / _STEP_FILE).write_text(json.dumps(about), "utf-8")
+    (path / _COMMIT_FILE).write_text(f"step {manifest.step} is whole", "utf-8")
+    written = [path]
+    written += path.rglob("*")
+    # Together they cost little more than one by itself: the disk has to settle for each batch of them.
+    _in_threads(sync, written, _SYNC_THREADS)
 
 
 def sync(path: pathlib.Path) -> None:
@@ -248,15 +288,6 @@ def sync(path: pathlib.Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def sync_committed(path: pathlib.Path) -> None:
-    """Syncs what Orbax writes after a step is sealed, and the rename that committed it."""
-    for file in path.iterdir():
-        if file.is_file():
-            sync(file)
-    sync(path)
-    sync(path.parent)
 
 
 def _lock(path: pathlib.Path) -> int:
@@ -294,6 +325,24 @@ def _files(step: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
                     yield inside, path
 
 
+def _digested(
+    work: Callable[[pathlib.Path], _Result], files: Collection[pathlib.Path]
+) -> list[_Result]:
+    """The result of work for each file, on as many cores as there are files worth one."""
+    large = sum(path.lstat().st_size >= _WORTH_A_CORE_BYTES for path in files)
+    return _in_threads(work, files, min(large, usable_cores()))
+
+
+def _in_threads(
+    work: Callable[[pathlib.Path], _Result], files: Collection[pathlib.Path], threads: int
+) -> list[_Result]:
+    """The result of work for each file in order, or the error of the first that fails."""
+    if threads < 2:
+        return [work(file) for file in files]
+    with ThreadPoolExecutor(threads, "regrain-files") as pool:
+        return list(pool.map(work, files))
+
+
 def _raise(error: OSError) -> None:
     raise error
 
@@ -313,18 +362,22 @@ def _check_names(files: dict[str, pathlib.Path], manifest: Manifest) -> None:
         raise ValueError(f"{extra[0]} does not belong to it ({len(extra)} such files)")
 
 
-def _check_file(name: str, path: pathlib.Path, entry: Any, *, full: bool) -> None:
+def _check_size(name: str, path: pathlib.Path, entry: Any) -> None:
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{name} is not a regular file")
     if status.st_size != entry["bytes"]:
         raise ValueError(f"{name} has {status.st_size} bytes instead of {entry['bytes']}")
-    if full:
-        found = _describe(path)["sha256"]
-        if found != entry["sha256"]:
-            raise ValueError(
-                f"{name} has sha256 {found[:12]}... instead of {entry['sha256'][:12]}..."
-            )
+
+
+def _check_digests(files: Mapping[str, pathlib.Path], manifest: Manifest) -> None:
+    names = list(manifest.files)
+    for name, found in zip(
+        names, _digested(_describe, [files[name] for name in names]), strict=True
+    ):
+        expected, digest = manifest.files[name]["sha256"], found["sha256"]
+        if digest != expected:
+            raise ValueError(f"{name} has sha256 {digest[:12]}... instead of {expected[:12]}...")
 
 
 def _check_iterator(path: pathlib.Path, position: Position) -> None:

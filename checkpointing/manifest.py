@@ -329,7 +329,7 @@ def next_ids(stream: Pipeline | Mixture, position: Position) -> tuple[int | str,
         # A batch can hold millions of records; only its first ones are looked up.
         rows = pipeline.rows_at(place, limit=NEXT_IDS - len(found))
         for entry in read_ids(pipeline.source, rows).tolist():
-            size += len(_canonical(entry))
+            size += len(str(entry) if isinstance(entry, int) else _canonical(entry))
             if size > _NEXT_IDS_BYTES:
                 return tuple(found)
             found.append(entry)

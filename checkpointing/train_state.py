@@ -6,7 +6,8 @@ resume), stored as plain arrays, and brought back to what they were.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Self
 
 import jax
@@ -91,8 +92,9 @@ def leaves_by_path(tree: Any) -> dict[str, Any]:
     by_path: dict[str, Any] = {}
     taken: dict[str, str] = {}
     for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        path = pointer(keys)
-        other = taken.setdefault(".".join(map(_name, keys)), path)
+        names = [_name(key) for key in keys]
+        path = _joined(names)
+        other = taken.setdefault(".".join(names), path)
         if path in by_path or other != path:
             raise TypeError(
                 f"the leaves {other} and {path} of the train state would be stored under one name; "
@@ -113,12 +115,12 @@ def to_stored(train_state: Any) -> Any:
     Raises:
       ValueError: a leaf is an array that was deleted, or donated to a function.
     """
-    for path, leaf in leaves_by_path(train_state).items():
-        if isinstance(leaf, jax.Array) and leaf.is_deleted():
-            raise ValueError(
-                f"train state leaf {path} has been deleted or donated; save the train state that the "
-                "update returned, not the one that it was given"
-            )
+    if any(map(_is_deleted, jax.tree.leaves(train_state))):
+        gone = [path for path, leaf in leaves_by_path(train_state).items() if _is_deleted(leaf)]
+        raise ValueError(
+            f"train state leaf {gone[0]} has been deleted or donated; save the train state that the "
+            "update returned, not the one that it was given"
+        )
     return _wrapped(jax.tree.map(_to_stored, train_state))
 
 
@@ -169,7 +171,11 @@ def _wrapped(tree: Any) -> Any:
 
 def pointer(keys: tuple[Any, ...]) -> str:
     """A path of JAX's as a JSON pointer."""
-    return "".join("/" + _name(key).replace("~", "~0").replace("/", "~1") for key in keys)
+    return _joined(map(_name, keys))
+
+
+def _joined(names: Iterable[str]) -> str:
+    return "".join("/" + name.replace("~", "~0").replace("/", "~1") for name in names)
 
 
 def _name(key: Any) -> str:
@@ -177,22 +183,29 @@ def _name(key: Any) -> str:
 
 
 def _is_key(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None or isinstance(dtype, np.dtype):  # by far most leaves, and JAX asks for longer
+        return False
+    return jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def _is_deleted(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and leaf.is_deleted()
 
 
 def _describe(path: str, leaf: Any) -> Leaf:
     if _is_key(leaf):
         return Leaf(path, tuple(leaf.shape), "key", _prng_name(leaf))
     if isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
-        dtype = np.dtype(leaf.dtype)
-        if str(dtype) not in _DTYPES:
+        dtype = _dtype_name(np.dtype(leaf.dtype))
+        if dtype not in _DTYPES:
             raise TypeError(
                 f"train state leaf {path} has dtype {dtype}, which a checkpoint cannot hold; it holds "
                 + ", ".join(sorted(_DTYPES))
             )
         if isinstance(leaf, np.ma.MaskedArray):
             raise TypeError(f"train state leaf {path} is a masked array, whose mask would be lost")
-        return Leaf(path, tuple(leaf.shape), str(dtype), weak=getattr(leaf, "weak_type", False))
+        return Leaf(path, tuple(leaf.shape), dtype, weak=getattr(leaf, "weak_type", False))
     if type(leaf) in (bool, int, float, complex):
         if type(leaf) is int and not -(2**63) <= leaf < 2**63:
             raise TypeError(f"train state leaf {path} is {leaf}, which does not fit 64 bits")
@@ -201,6 +214,9 @@ def _describe(path: str, leaf: Any) -> Leaf:
         f"train state leaf {path} is {leaf!r:.60} of type {type(leaf).__name__}; a checkpoint holds "
         "arrays, PRNG keys and numbers: keep functions and texts outside the train state"
     )
+
+
+_dtype_name: Final = functools.cache(str)  # NumPy takes its time to name one
 
 
 def _prng_name(leaf: Any) -> str:
@@ -217,8 +233,15 @@ def _to_stored(leaf: Any) -> Any:
     if _is_key(leaf):
         leaf = jax.random.key_data(leaf)
     if not isinstance(leaf, jax.Array):
-        leaf = np.array(leaf)  # a copy: the caller may go on writing into its own
+        leaf = np.array(leaf).view(_Copy)  # the caller may go on writing into its own
     return leaf if leaf.size else np.zeros(1, leaf.dtype)
+
+
+class _Copy(np.ndarray[Any, Any]):
+    """A copy that nobody else has. Orbax copies NumPy arrays too, which would take the time twice."""
+
+    def __deepcopy__(self, memo: Any, /) -> Self:
+        return self
 
 
 def _stored_template(leaf: Any) -> Any:
@@ -272,8 +295,13 @@ def _weak(array: jax.Array) -> jax.Array:
 
 def step_of(train_state: Any) -> int | None:
     """The train state's own count of steps: an integer named ``step`` at its top, if it has one."""
-    leaf = leaves_by_path(train_state).get("/step")
-    if leaf is None or isinstance(leaf, jax.ShapeDtypeStruct) or _is_key(leaf):
+    top = jax.tree_util.tree_flatten_with_path(
+        train_state, is_leaf=lambda node: node is not train_state
+    )[0]
+    leaf = next((part for keys, part in top if pointer(keys) == "/step"), None)
+    if not jax.tree_util.all_leaves([leaf]):
+        return None
+    if isinstance(leaf, jax.ShapeDtypeStruct) or _is_key(leaf):
         return None
     array = np.asarray(leaf)
     return int(array) if array.ndim == 0 and array.dtype.kind in "iu" else None

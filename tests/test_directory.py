@@ -19,8 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpointing import directory as directories
+from checkpointing import manifest as manifests
 from checkpointing.directory import RunDirectory, StepDamagedError, seal_step
-from checkpointing.manifest import MAX_MANIFEST_BYTES, Identity, Manifest, package_versions, seal
+from checkpointing.manifest import MAX_MANIFEST_BYTES, Identity, Manifest, package_versions
 from checkpointing.train_state import describe
 from loader import ArraySource, Pipeline, PipelineConfig, Position
 
@@ -32,27 +33,31 @@ FILES = {
     "train_state/d/0": b"some values",
     "train_state/d/1": b"",
     "train_state/_METADATA": b"{}",
-    "train_state/commit_success.txt": b"yes",
-    "iterator/commit_success.txt": b"yes",
-    "manifest/commit_success.txt": b"yes",
 }
+ABOUT = {"item_handlers": {"train_state": "arrays"}}
 
 
 def write_step(run: pathlib.Path, step: int, iterator: bytes | None = None) -> pathlib.Path:
-    """A step as it is committed, without Orbax."""
-    path, position = run / str(step), PIPELINE.position(step)
-    state = json.dumps(dataclasses.asdict(position)).encode()
-    for name, data in {
-        **FILES,
-        "iterator/metadata": state if iterator is None else iterator,
-    }.items():
+    """A step as it is committed, without Orbax; with another state of the iterator, if one is given."""
+    path = run / str(step)
+    seal(path, step)
+    if iterator is not None:
+        (path / "iterator/metadata").write_bytes(iterator)
+        files = json.loads((path / "manifest/metadata").read_bytes())["files"]
+        described = directories._describe(path / "iterator/metadata")
+        rewrite(path, files={**files, "iterator/metadata": described})
+    return path
+
+
+def seal(path: pathlib.Path, step: int) -> None:
+    """A step as it is before its commit."""
+    for name, data in FILES.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_bytes(data)
-    (path / "manifest/metadata").write_bytes(b"to be replaced")
-    manifest = Manifest(step, position, IDENTITY, (), (), package_versions())
-    seal_step(path, manifest)
-    (path / "commit_success.txt").write_bytes(b"yes")
-    return path
+    for item in ("iterator", "manifest"):
+        (path / item).mkdir()
+    manifest = Manifest(step, PIPELINE.position(step), IDENTITY, (), (), package_versions())
+    seal_step(path, manifest, ABOUT)
 
 
 def rewrite(step_path: pathlib.Path, **changes: Any) -> None:
@@ -60,7 +65,7 @@ def rewrite(step_path: pathlib.Path, **changes: Any) -> None:
     path = step_path / "manifest/metadata"
     value = json.loads(path.read_bytes())
     del value["sha256"]
-    path.write_bytes(seal({**value, **changes}))
+    path.write_bytes(manifests.seal({**value, **changes}))
 
 
 def names(path: pathlib.Path) -> list[str]:
@@ -144,7 +149,7 @@ def replace_by_pipe(path: pathlib.Path) -> None:
 DAMAGES: dict[str, tuple[Callable[[pathlib.Path], object], str]] = {
     "emptied": (empty, "manifest/metadata is missing"),
     "a file too many": (lambda step: (step / "train_state/d/2").write_bytes(b""), "train_state/d/2 does not belong to it"),
-    "a file too few": (lambda step: (step / "train_state/d/1").unlink(), r"train_state/d/1 is missing \(1 of 7 files\)"),
+    "a file too few": (lambda step: (step / "train_state/d/1").unlink(), r"train_state/d/1 is missing \(1 of 4 files\)"),
     "no iterator": (lambda step: (step / "iterator").rename(step / "elsewhere"), "iterator is missing"),
     "no train state": (lambda step: (step / "train_state").rename(step / "elsewhere"), "train_state is missing"),
     "no manifest": (lambda step: (step / "manifest").rename(step / "elsewhere"), "manifest/metadata is missing"),
@@ -462,21 +467,80 @@ def test_setting_aside_renames_and_never_overwrites(run: pathlib.Path) -> None:
 def test_sealing_syncs_every_file_and_every_folder(
     run: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    synced: set[pathlib.Path] = set()
-    monkeypatch.setattr(directories, "sync", synced.add)
+    synced: list[pathlib.Path] = []
+    monkeypatch.setattr(directories, "sync", synced.append)
     step = write_step(run, 4)
-    step.joinpath("commit_success.txt").unlink()
-    assert synced == {step, *step.rglob("*")}
+    assert sorted(synced) == sorted([step, *step.rglob("*")])
+    assert {"_CHECKPOINT_METADATA", "commit_success.txt"} < {path.name for path in synced}
 
 
-def test_after_the_commit_the_rename_and_what_orbax_adds_are_synced(
+def test_a_file_that_cannot_be_synced_is_an_error_of_sealing(
     run: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def sync(path: pathlib.Path) -> None:
+        if path.name == "_METADATA":
+            raise OSError(5, "planned")
+
+    monkeypatch.setattr(directories, "sync", sync)
+    with pytest.raises(OSError, match="planned"):
+        write_step(run, 4)
+
+
+def test_a_step_gets_its_name_when_it_is_committed_and_the_name_is_synced(
+    run: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = RunDirectory(run)
+    writer.make_step(4)
+    assert names(run / "4.orbax-checkpoint-tmp") == ["iterator", "manifest", "train_state"]
+    (run / "4.orbax-checkpoint-tmp/train_state/stray").write_bytes(b"left by a save that failed")
+    writer.make_step(4)
+    shutil.rmtree(writer.unfinished_path(4))
+    seal(writer.unfinished_path(4), 4)
+    assert writer.steps() == []
+    synced: list[tuple[pathlib.Path, list[int]]] = []
+    monkeypatch.setattr(directories, "sync", lambda path: synced.append((path, writer.steps())))
+    writer.commit_step(4)
+    writer.close()
+    assert synced == [(run, [4])]
+    assert opened(run).check(4).step == 4
+
+
+def test_what_stands_where_a_step_is_to_be_committed_is_not_destroyed(run: pathlib.Path) -> None:
+    writer = RunDirectory(run)
+    for step in (4, 5, 6):
+        seal(writer.unfinished_path(step), step)
+    (run / "4/theirs").mkdir(parents=True)
+    (run / "5").write_text("theirs")
+    (run / "6").symlink_to("theirs")
+    for step in (4, 5, 6):
+        with pytest.raises(OSError, match="irectory"):
+            writer.commit_step(step)
+    writer.close()
+    assert (run / "4/theirs").is_dir()
+    assert (run / "5").read_text() == "theirs"
+    assert (run / "6").is_symlink()
+
+
+@pytest.mark.parametrize("cores", [1, 2, 8])
+def test_files_are_digested_and_checked_the_same_on_any_number_of_cores(
+    cores: int, run: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directories, "_WORTH_A_CORE_BYTES", 1)
+    monkeypatch.setattr(directories, "usable_cores", lambda: cores)
+    values = {f"train_state/d/{i}": bytes([i]) * (20 - i) * 1000 for i in range(20)}
+    monkeypatch.setitem(globals(), "FILES", {**FILES, **values})
     step = write_step(run, 4)
-    synced: set[pathlib.Path] = set()
-    monkeypatch.setattr(directories, "sync", synced.add)
-    directories.sync_committed(step)
-    assert synced == {step / "commit_success.txt", step, run}
+    manifest = opened(run).check(4)
+    for name, data in {**FILES, **values}.items():
+        digest = hashlib.sha256(data).hexdigest()
+        assert manifest.files[name] == {"sha256": digest, "bytes": len(data)}
+    for name in ("train_state/d/7", "train_state/d/13"):
+        (step / name).write_bytes(b"x" + values[name][1:])
+    with pytest.raises(StepDamagedError, match="train_state/d/13 has sha256"):
+        opened(run).check(
+            4
+        )  # in the order of the manifest, whichever thread is the first to find one
+    assert opened(run).check(4, "manifest") == manifest
 
 
 def test_a_position_is_written_as_the_iterators_state() -> None:

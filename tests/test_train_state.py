@@ -1,5 +1,6 @@
 """Train states of every kind come back bit for bit, or are refused by name before anything is saved."""
 
+import copy
 import dataclasses
 import datetime as dt
 import pathlib
@@ -19,6 +20,7 @@ from checkpointing.train_state import (
     is_abstract,
     leaves_by_path,
     step_of,
+    to_stored,
 )
 
 KEY_IMPLEMENTATIONS = (
@@ -33,6 +35,11 @@ class AdamState(NamedTuple):
     nu: Any
     count: Any
     mu: Any
+
+
+class Stepped(NamedTuple):
+    step: Any
+    params: Any
 
 
 @jax.tree_util.register_dataclass
@@ -372,7 +379,13 @@ def test_a_description_of_something_else_is_refused(value: Any) -> None:
         ({"step": jax.random.key(7)}, None),
         ({"step": jax.ShapeDtypeStruct((), jnp.int32)}, None),
         ({"step": True}, None),
+        ({"step": [7]}, None),
+        ({"step": {"": 7}}, None),
+        ({"step": None}, None),
+        (Stepped(7, {"step": 8}), 7),
+        ([7], None),
         (np.arange(3), None),
+        (7, None),
         (None, None),
     ],
 )
@@ -380,3 +393,19 @@ def test_the_train_states_own_step_is_an_integer_named_step_at_its_top(
     train_state: Any, step: int | None
 ) -> None:
     assert step_of(train_state) == step
+
+
+def test_numpy_arrays_are_copied_for_a_save_and_not_once_more_by_orbax() -> None:
+    own: dict[str, Any] = {
+        "c": np.arange(12.0).reshape(3, 4),
+        "f": np.asfortranarray(np.eye(3)),
+        "n": np.int8(3),
+    }
+    own["view"] = own["c"][::2, 1:]
+    stored = to_stored(own)
+    assert all(copy.deepcopy(leaf) is leaf for leaf in stored.values())
+    before = {name: leaf.tolist() for name, leaf in own.items()}
+    for name in ("c", "f", "view"):
+        assert not np.shares_memory(stored[name], own[name])
+        own[name][:] = -1
+    assert {name: leaf.tolist() for name, leaf in stored.items()} == before
