@@ -2,13 +2,12 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from scripts.benchmarks.contenders import CONTENDERS
 from scripts.benchmarks.processes import Member
-from scripts.benchmarks.section import summary
 from scripts.benchmarks.workloads import Workload, drop, read_through, resident_share
 
 Say = Callable[[str], None]
@@ -66,11 +65,6 @@ class Outcome:
     def values(self, name: str, what: str = "rate") -> list[float]:
         """One figure of each of a contender's windows."""
         return [window[what] for window in self.windows[name]]
-
-    def fastest(self, names: Iterable[str]) -> str | None:
-        """Whose median rate is the highest among those that were measured."""
-        measured = [name for name in names if name in self.windows]
-        return max(measured, key=lambda name: summary(self.values(name))["median"], default=None)
 
 
 class Run:
