@@ -12,6 +12,8 @@ import operator
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from typing import Any, Final, Protocol, SupportsIndex, TypeAlias
 
 import numpy as np
@@ -161,9 +163,8 @@ class Pipeline:
             They have no influence on what is delivered or on the iterator's state.
           device: a `jax.Device`, or a `jax.sharding.Sharding` that splits the batch axis; fields
             that JAX has a dtype for are delivered as `jax.Array` there (``id`` never is: its 64
-            bits would be cut). The next batch is read, and its transfer begun, before a batch is
-            delivered, so that it goes on while that one is trained on. By default all fields are
-            NumPy arrays. Under `jax.distributed`, a sharding over the devices of several processes
+            bits would be cut). A thread reads the next batch and begins its transfer while one is
+            trained on. By default all fields are NumPy arrays, and there is no thread. Under `jax.distributed`, a sharding over the devices of several processes
             gives global arrays.
           process_index: which of ``process_count`` equal shares of each batch is delivered: rows
             ``index * B / count`` on. By default JAX's own, once `jax.distributed` is initialised, and
@@ -388,8 +389,9 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         super().__init__()
         # First, since close() looks at them, also where what follows raises.
         self._batches: grain.DatasetIterator[Batch] | None = None
-        #: The batch at the position, where it is on its way to the device already.
-        self._moving: Batch | None = None
+        #: What reads and moves batches to the device, and the batch at the position, on its way there.
+        self._mover: ThreadPoolExecutor | None = None
+        self._moving: Future[Batch] | None = None
         start = Position() if start is None else start
         if not isinstance(start, Position):
             raise TypeError(f"start must be a Position, not {start!r}")
@@ -439,17 +441,20 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         return next(self._prefetched())
 
     def _moved(self, device: Device) -> Batch:
-        """The batch at the position, on the device; begins to move the one behind it."""
-        batch, self._moving = self._moving, None
-        if batch is None:
-            batch = to_device(self._read(self._position), device)
+        """The batch at the position, on the device; has the one behind it moved, by a thread of its own."""
+        if self._mover is None:
+            self._mover = ThreadPoolExecutor(1, "regrain-device")
+        moving, self._moving = self._moving, None
+        if moving is None:
+            moving = self._mover.submit(self._read_and_move, self._position, device)
+        batch = moving.result()
         following = self._pipeline.grid.after(self._position)
         if not self._pipeline.grid.is_end(following):
-            try:
-                self._moving = to_device(self._read(following), device)
-            except Exception:  # noqa: BLE001 (it is met again when that batch's turn comes)
-                self._drop_prefetched()
+            self._moving = self._mover.submit(self._read_and_move, following, device)
         return batch
+
+    def _read_and_move(self, position: Position, device: Device) -> Batch:
+        return to_device(self._read(position), device)
 
     def start_prefetch(self) -> None:
         """Starts the reading threads, if there are any, before a batch is asked for."""
@@ -463,7 +468,9 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         return self._batches
 
     def _drop_prefetched(self) -> None:
-        self._moving = None
+        moving, self._moving = self._moving, None
+        if moving is not None and not moving.cancel():
+            wait_for([moving])  # what it reads from belongs to it until then
         batches, self._batches = self._batches, None
         if batches is not None:
             batches.close()
@@ -491,6 +498,9 @@ class BatchIterator(grain.DatasetIterator[Batch]):
     def close(self) -> None:
         """Ends the reading threads, if there are any, and lets go of what was read ahead. Safe to call again."""
         self._drop_prefetched()
+        if self._mover is not None:
+            # Its thread has nothing to do and ends; it may be this one, where it held the last reference.
+            self._mover.shutdown(wait=False)
         super().close()
 
 

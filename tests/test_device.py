@@ -1,6 +1,7 @@
 """Batches delivered on a device: the same ones, transferred one ahead, and a state that knows none of it."""
 
-import itertools
+import threading
+import time
 from typing import Any
 
 import jax
@@ -98,11 +99,18 @@ def logged() -> tuple[Logged, Pipeline]:
     return source, Pipeline(source, PipelineConfig(4, 17, "partial", 1))
 
 
-def test_next_batch_is_read_before_one_is_delivered(logged: tuple[Logged, Pipeline]) -> None:
+def test_next_batch_is_read_while_one_is_trained_on(logged: tuple[Logged, Pipeline]) -> None:
     source, pipeline = logged
-    batches = pipeline.iterate(device=cpu(), on_batch=lambda *_: source.events.append("delivered"))
-    list(batches)
-    assert source.events == [4, *itertools.chain(*[[4, "delivered"]] * 4), "delivered"]
+    batches = pipeline.iterate(device=cpu())
+    for step in range(5):
+        next(batches)
+        ahead = min(step + 2, 5)
+        for _ in range(500):
+            if len(source.events) == ahead:
+                break
+            time.sleep(0.01)
+        assert source.events == [4] * ahead, "without asking for it"
+    batches.close()
 
 
 @pytest.mark.parametrize("read_options", [None, THREADS])
@@ -146,6 +154,10 @@ def test_close_lets_go_of_what_was_read_ahead() -> None:
     next(batches)
     batches.close()
     assert batches._moving is None
+    for thread in threading.enumerate():
+        if "regrain-device" in thread.name:
+            thread.join(10)
+            assert not thread.is_alive()
 
 
 def test_sharding_is_kept() -> None:
