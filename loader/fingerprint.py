@@ -29,6 +29,8 @@ FINGERPRINT_VERSION: Final = 1
 MAX_CHUNKS: Final = 2048
 
 _INT64: Final = np.dtype(np.int64)
+#: What a thread reads at a time, at least and at most, and in between as many pieces as even out the
+#: threads' shares. Each piece costs some 30 us under Python's lock.
 _READ_BYTES: Final = 1 << 20, 1 << 22
 _PIECES: Final = 32
 _UNIQUE_UP_TO: Final = 1 << 22
@@ -442,8 +444,9 @@ def fingerprint(
       chunk_records: records to a mark; by default the smallest power of two that gives at most
         2,048 marks.
       workers: how many threads read and digest, which changes nothing but the time; with 1 it is the
-        calling thread, which reads all rows in order. By default one for each usable core, and
-        twice as many where they may wait for what they read. All have ended on return.
+        calling thread, which reads all rows in order. By default one for each usable core, or, if
+        the source has no ``read_range``, two, as one may wait for what it reads. None is left on
+        return.
 
     Returns:
       Its `Fingerprint`. Memory is bounded: each thread holds some 4 MiB, or one record, at a time.
