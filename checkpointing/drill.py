@@ -13,12 +13,9 @@ import os
 import pathlib
 import random
 import shutil
-import signal
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Final, Literal, Self
 
 from checkpointing.comparison import (
@@ -30,6 +27,7 @@ from checkpointing.comparison import (
     final_state,
 )
 from checkpointing.directory import RunDirectory, StepDamagedError
+from checkpointing.program import Program
 from checkpointing.step_log import STEP_LOG_VARIABLE, Delivery, parse_line, read_step_log
 
 Aim = Literal["start-up", "training", "save"]
@@ -41,7 +39,6 @@ _RUN_DIR: Final = "{run_dir}"
 _MARKER: Final = ".regrain-drill"
 _TMP_SUFFIX: Final = ".orbax-checkpoint-tmp"
 _POLL_SECONDS: Final = 0.001
-_GROUP_SECONDS: Final = 5.0
 #: A mix for any number of kills. Three in six go for a save: it is the shortest of the three.
 _AIMS: Final[tuple[Aim, ...]] = ("save", "training", "start-up", "save", "training", "save")
 #: A script may end before its last kills; as many runs are killed until all kills have landed.
@@ -441,73 +438,34 @@ class _Drill:
         return read_step_log(path) if path.exists() else []
 
 
-class _Process:
-    """A running script, in a process group of its own that does not outlive the context."""
+class _Process(Program):
+    """A running script, and what its run's directory and its log tell of it."""
 
     def __init__(self, command: Sequence[str], folder: pathlib.Path, number: int) -> None:
         self.folder = folder
         self.number = number
         self.run_dir = folder / "run"
         self.log = folder / f"steps-{number}.jsonl"
-        self.output = folder / f"output-{number}.txt"
-        self.started = self.ended = time.monotonic()
-        arguments = [argument.replace(_RUN_DIR, str(self.run_dir)) for argument in command]
-        try:
-            with self.output.open("wb") as output:
-                self._process = subprocess.Popen(  # noqa: S603 (the user's own command)
-                    arguments,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env={**os.environ, STEP_LOG_VARIABLE: str(self.log)},
-                    start_new_session=True,
-                )
-        except OSError as error:
-            raise DrillError(
-                f"{arguments[0]} cannot be started: {error.strerror}. Nothing was run. Give the "
-                "program and its arguments as they are typed in a shell"
-            ) from error
         self._read_bytes = 0
         self._step: int | None = None
+        self._program, *arguments = (
+            argument.replace(_RUN_DIR, str(self.run_dir)) for argument in command
+        )
+        super().__init__(
+            [self._program, *arguments],
+            folder / f"output-{number}.txt",
+            {STEP_LOG_VARIABLE: str(self.log)},
+            _POLL_SECONDS,
+        )
 
     def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.kill()
-
-    @property
-    def exit_code(self) -> int | None:
-        return self._process.returncode
-
-    def is_running(self) -> bool:
-        """Whether it has not ended yet; takes a moment, so that a loop may ask all the time."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_POLL_SECONDS)
-            self.ended = time.monotonic()
-            return False
-        return True
-
-    def kill(self) -> bool:
-        """Kills the whole group and waits for it; returns whether the script was running until now."""
-        running = self._process.returncode is None
-        group = self._process.pid
-        patience = time.monotonic() + _GROUP_SECONDS
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, signal.SIGKILL)
-            self._process.wait()
-            # Children of a script may be in the middle of a write, and end a little later.
-            while time.monotonic() < patience:
-                os.killpg(group, 0)
-                time.sleep(_POLL_SECONDS)
-        if running:
-            self.ended = time.monotonic()
-        return running and self._process.wait() == -signal.SIGKILL
+        try:
+            return super().__enter__()
+        except OSError as error:
+            raise DrillError(
+                f"{self._program} cannot be started: {error.strerror}. Nothing was run. Give the "
+                "program and its arguments as they are typed in a shell"
+            ) from error
 
     def is_at(self, instant: _Instant) -> bool:
         """Whether the place is reached from which the instant counts."""
@@ -538,11 +496,6 @@ class _Process:
     def read_log(self) -> list[Delivery]:
         """All batches that it has delivered."""
         return read_step_log(self.log) if self.log.exists() else []
-
-    def tail(self, lines: int = 20) -> str:
-        """The last lines of its output."""
-        text = self.output.read_text("utf-8", errors="replace")
-        return "\n".join(f"  | {line}" for line in text.splitlines()[-lines:]) or "  | (none)"
 
     def _last_step(self) -> int | None:
         """The step last delivered, from what was added to the log since the last call."""

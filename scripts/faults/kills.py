@@ -11,17 +11,15 @@ import json
 import os
 import pathlib
 import random
-import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Final, Literal, Self, get_args
+from typing import Any, Final, Literal, get_args
 
 import checkpointing
 from checkpointing import CheckpointDamagedError, Delivery, Manifest
+from checkpointing.program import Program
 from scripts.faults import run
 
 Phase = Literal["start-up", "training", "writing", "committing", "deleting"]
@@ -319,54 +317,20 @@ def _bits(manifest: Manifest, leaves: dict[str, Any]) -> Any:
     return manifest.position, manifest.next_ids, content
 
 
-class _Process:
-    """A process of a run, in a group of its own, which does not outlive the context."""
+class _Process(Program):
+    """A process of a run, and what its run's directory and its log tell of it."""
 
     def __init__(self, command: Sequence[str], folder: pathlib.Path, attempt: int) -> None:
         folder.mkdir(exist_ok=True)
         self.directory = folder / "run"
         self._acknowledged = folder / "acknowledged"
         self._log = folder / f"steps-{attempt}.jsonl"
-        self._output = folder / f"output-{attempt}.txt"
-        self.started = time.monotonic()
-        with self._output.open("wb") as output:
-            self._process = subprocess.Popen(  # noqa: S603 (a command of our own)
-                [*command, str(self.directory), str(self._acknowledged)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "JAX_PLATFORMS": "cpu", "REGRAIN_STEP_LOG": str(self._log)},
-                start_new_session=True,
-            )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.kill()
-
-    @property
-    def exit_code(self) -> int | None:
-        return self._process.returncode
-
-    def is_running(self) -> bool:
-        """Whether it has not ended yet; takes a moment, so that a loop may ask all the time."""
-        if self._process.poll() is not None:
-            return False
-        time.sleep(_POLL_SECONDS)
-        return True
-
-    def kill(self) -> bool:
-        """Kills it if it is running, and returns whether that is what ended it."""
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        return self._process.wait() == -signal.SIGKILL
+        super().__init__(
+            [*command, str(self.directory), str(self._acknowledged)],
+            folder / f"output-{attempt}.txt",
+            {"JAX_PLATFORMS": "cpu", "REGRAIN_STEP_LOG": str(self._log)},
+            _POLL_SECONDS,
+        )
 
     def phase(self) -> Phase:
         """What it is doing, as its directory looks from outside."""
@@ -411,11 +375,6 @@ class _Process:
 
     def read_log(self) -> list[Delivery]:
         return checkpointing.read_step_log(self._log) if self._log.exists() else []
-
-    def tail(self) -> str:
-        """The last lines of its output."""
-        lines = self._output.read_text("utf-8", errors="replace").splitlines()
-        return "\n".join(f"  | {line}" for line in lines[-12:])
 
     def _names(self) -> list[str]:
         try:
