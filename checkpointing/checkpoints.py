@@ -74,6 +74,9 @@ _Result = TypeVar("_Result")
 _log: Final = logging.getLogger(__name__)
 #: What may be compressed and written at the same time; as in Orbax's standard handler.
 _MAX_WRITING_GB: Final = 96
+#: A file of arrays is at least so large, unless it is the last one; and no larger than by Orbax's default.
+_FILE_BYTES: Final = 32 << 20
+_MAX_FILE_BYTES: Final = 2 << 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -594,8 +597,8 @@ class _Writer:
             threading.Thread(target=self._finish, args=(save,), name="regrain-save").start()
             # Under a number of its own; under another save's it would wait for that one's directories.
             self._orbax.synchronize_next_awaitable_signal_operation_id()
-            copy = self._handler.async_save(save.arrays, args=ocp.args.PyTreeSave(stored))
-            save.writing = _run(copy)
+            what = ocp.args.PyTreeSave(stored, ocdbt_target_data_file_size=_file_bytes(stored))
+            save.writing = _run(self._handler.async_save(save.arrays, args=what))
             self.last_step = save.manifest.step
             gate.open()
         finally:
@@ -714,16 +717,27 @@ class _Arrays:
     it. What they ask for are the members of Orbax's protocol ``PathAwaitingCreation``.
     """
 
-    def __init__(self, path: epath.Path, gate: "_Gate | None" = None) -> None:
-        self.path, self.gate = path, gate or _Gate()
+    def __init__(self, path: epath.Path) -> None:
+        self.path, self.gate = path, _Gate()
 
-    def __truediv__(self, name: str) -> "_Arrays":
-        return _Arrays(self.path / name, self.gate)
+    def __truediv__(self, name: str) -> epath.Path:
+        return self.path / name
 
     async def await_creation(self) -> epath.Path:
         if not self.gate.wait():
             raise asyncio.CancelledError
-        return self.path
+        return _Ready(self.path)
+
+
+class _Ready(type(epath.Path())):  # type: ignore[misc]
+    """A path that need not be waited for, and that can be.
+
+    Orbax's threads share the place from which one reads `_Arrays`, waits, and puts this there instead.
+    Another one that has found `_Arrays` there may find this when it looks again to wait for it.
+    """
+
+    async def await_creation(self) -> Self:
+        return self
 
 
 class _Gate:
@@ -779,6 +793,16 @@ def _load(step_path: pathlib.Path, leaves: tuple[Leaf, ...]) -> dict[str, Any]:
         else stored[leaf.path]
         for leaf in leaves
     }
+
+
+def _file_bytes(stored: Any) -> int:
+    """How large the files of arrays are to be: small, so that all cores have some of them to digest.
+
+    An array larger than that would be cut up, into parts whose sides divide its own: a long one whose
+    length is a prime number, into its single values. So no file is to be smaller than the largest array.
+    """
+    largest: int = max(leaf.nbytes for leaf in jax.tree.leaves(stored))
+    return min(max(_FILE_BYTES, largest), _MAX_FILE_BYTES)
 
 
 def _run(work: Coroutine[Any, Any, _Result]) -> _Result:

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+import tensorstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -1147,6 +1148,35 @@ def test_nothing_is_written_before_everything_is_copied(
     assert bits(resume(run_directory).train_state) == uninterrupted("pad")[0][1]
 
 
+def test_threads_that_share_the_path_of_an_array_may_wait_for_it_in_any_order(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Orbax looks at the path twice, and another thread may put one that is ready there in between."""
+    arrays = checkpointing.checkpoints._Arrays(checkpointing.checkpoints.epath.Path(tmp_path))
+    info = ocp.type_handlers.ParamInfo(name="w", parent_dir=arrays, ts_context=ts.Context())
+    assert info.path == tmp_path / "w"
+    with pytest.raises(ValueError, match="has not been resolved yet"):
+        _ = info.parent_dir
+    arrays.gate.open()
+    asyncio.run(info.await_path_creation())
+    assert info.parent_dir == tmp_path
+    assert asyncio.run(info.parent_dir.await_creation()) is info.parent_dir
+    assert (info.path, info.parent_dir / "w") == (tmp_path / "w", tmp_path / "w")
+    assert info.parent_dir.as_posix() == str(info.parent_dir) == str(tmp_path)
+
+
+def test_saves_are_whole_however_threads_take_turns(run_directory: pathlib.Path) -> None:
+    interval = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(1e-6)
+        with Checkpoints(run_directory, a_pipeline(num_epochs=None), 1, 2) as checkpoints:
+            train(checkpoints, checkpoints.resume(a_state()), 30)
+    finally:
+        sys.setswitchinterval(interval)
+    for step in (29, 30):
+        checkpointing.load(run_directory, step)
+
+
 def test_a_thread_that_cannot_be_started_is_an_error_of_that_save_alone(
     run_directory: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1202,6 +1232,38 @@ def test_what_a_failed_save_has_left_is_not_in_the_way_of_the_next(
     assert names(run_directory) == [".lock", "1", "2"]
     assert not list((run_directory / "1").rglob("stray"))
     assert bits(resume(run_directory).train_state) == uninterrupted("pad")[1][1]
+
+
+def test_arrays_are_spread_over_several_files_and_none_is_cut_up(
+    run_directory: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several cores can digest several files. Orbax cuts arrays by divisors, and a prime number has none."""
+    monkeypatch.setattr(checkpointing.checkpoints, "_FILE_BYTES", 5_000)
+    noise = np.random.default_rng(0)
+    state: State = {
+        name: jnp.asarray(noise.standard_normal(size).astype(np.float32))
+        for name, size in {**dict.fromkeys("abcdef", 1009), "long": 4999}.items()
+    }
+    state["numpy"] = noise.standard_normal((127, 31))
+    with Checkpoints(run_directory, a_pipeline(), 1, 9) as checkpoints:
+        run = checkpoints.resume(state)
+        next(run.batches)
+        checkpoints.save(run.batches, state)
+    arrays = run_directory / "1/train_state"
+    large = [path for path in arrays.rglob("d/*") if path.stat().st_size > 4_000]
+    assert len(large) >= 2
+    with ocp.PyTreeCheckpointer() as reader:
+        kept = reader.metadata(arrays).item_metadata.tree
+    assert {name: leaf.storage.chunk_shape for name, leaf in kept.items()} == {
+        name: leaf.shape for name, leaf in state.items()
+    }
+    assert bits(resume(run_directory, state=state).train_state) == bits(state)
+
+
+def test_files_of_arrays_are_no_larger_than_orbax_makes_them() -> None:
+    for size, expected in ((1, 32 << 20), (50_000_000, 50_000_000), (1 << 40, 2 << 30)):
+        stored = {"a": np.broadcast_to(np.int8(0), (size,)), "b": np.zeros(3)}
+        assert checkpointing.checkpoints._file_bytes(stored) == expected
 
 
 def test_a_run_in_a_notebook_saves_and_resumes(run_directory: pathlib.Path) -> None:

@@ -160,7 +160,6 @@ value = 3
 def test_what_cannot_be_opened_is_refused_with_a_reason(
     arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
     Path("mine.py").write_text(SOURCE)
     np.savez("a.npz", x=X)
     Path("empty").mkdir()
@@ -176,7 +175,6 @@ def test_what_cannot_be_opened_is_refused_with_a_reason(
     assert message in " ".join(call("save", "out.json", *arguments, code=2).split())
     assert message in " ".join(call("print", *arguments, code=2).split())
     assert [path for path in sorted(Path().iterdir()) if path.name != "__pycache__"] == before
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
     assert "3 records" in call("print", "--source", "mine:good")
 
 

@@ -147,7 +147,6 @@ def test_ids_that_are_no_row_numbers_are_told_by_the_source(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
     Path("mine.py").write_text(SOURCE)
     seen = train(tmp_path / "run", 3, TEXT_IDS, exclude=["r3"])
     assert "give the source of the records, or ask by row" in call("run", "--id", "7", code=2)
