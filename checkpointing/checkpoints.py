@@ -67,6 +67,7 @@ from loader import (
     Position,
     ReadOptions,
 )
+from loader.sources import Verify as DataVerify
 
 TrainState = TypeVar("TrainState")
 _Result = TypeVar("_Result")
@@ -166,6 +167,7 @@ class Checkpoints:
         *,
         allow: Collection[str] = (),
         verify: Verify = "full",
+        verify_data: DataVerify = "cache",
         read_options: ReadOptions | None = None,
         device: Device | None = None,
     ) -> Run[TrainState]:
@@ -181,6 +183,8 @@ class Checkpoints:
             mixture nothing can change.
           verify: ``"full"`` digests every file of the checkpoint; ``"manifest"`` trusts the content
             of the array files.
+          verify_data: ``"cache"`` reads the data that a source keeps no digests of (``cache=True``), or
+            that has changed; ``"full"`` reads all of it.
           read_options: as for `Pipeline.iterate`.
           device: as for `Pipeline.iterate`.
 
@@ -209,7 +213,7 @@ class Checkpoints:
         iterate()  # what it refuses is refused before anything is read
         self.wait()
         leaves = describe(train_state)
-        identity = Identity.of(self._pipeline, self._run_config, leaves)
+        identity = Identity.of(self._pipeline, self._run_config, leaves, verify_data)
         self._damaged = {}
         for step in reversed(self.steps()):
             try:

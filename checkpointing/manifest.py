@@ -29,6 +29,7 @@ from loader import (
 )
 from loader.fingerprint import read_ids
 from loader.mixture import combined
+from loader.sources import Verify as DataVerify
 from loader.turns import TURNS_VERSION
 
 FORMAT_VERSION: Final = 1
@@ -61,9 +62,9 @@ class StreamIdentity:
     transform: Mapping[str, str] | None
 
     @classmethod
-    def of_pipeline(cls, pipeline: Pipeline) -> "StreamIdentity":
+    def of_pipeline(cls, pipeline: Pipeline, verify: DataVerify = "cache") -> "StreamIdentity":
         """The identity of what is at hand now. Reads the data where the source must, to digest it."""
-        fingerprint = pipeline.fingerprint()
+        fingerprint = pipeline.fingerprint(verify=verify)
         if not isinstance(fingerprint, Fingerprint):
             raise TypeError(
                 f"the source's fingerprint() gave a {type(fingerprint).__name__}, not a "
@@ -129,12 +130,16 @@ class Identity(StreamIdentity):
 
     @classmethod
     def of(
-        cls, stream: Pipeline | Mixture, run_config: Mapping[str, Any], train_state: Iterable[Leaf]
+        cls,
+        stream: Pipeline | Mixture,
+        run_config: Mapping[str, Any],
+        train_state: Iterable[Leaf],
+        verify: DataVerify = "cache",
     ) -> Self:
         """The identity of what is at hand now. Reads the data where the source must, to digest it."""
         leaves = tuple(train_state)
         if isinstance(stream, Mixture):
-            parts = {name: cls.of_pipeline(part) for name, part in stream.parts.items()}
+            parts = {name: cls.of_pipeline(part, verify) for name, part in stream.parts.items()}
             return cls(
                 combined({name: part.fingerprint for name, part in parts.items()}),
                 {"weights": dict(stream.weights)},
@@ -144,7 +149,7 @@ class Identity(StreamIdentity):
                 leaves,
                 parts,
             )
-        one = cls.of_pipeline(stream)
+        one = cls.of_pipeline(stream, verify)
         values = (one.fingerprint, one.config, one.order_version, one.transform)
         return cls(*values, run_config, leaves)
 

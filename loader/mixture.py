@@ -14,6 +14,7 @@ from loader.device import Device, check_device, sharding_of
 from loader.fingerprint import ColumnDigest, Fingerprint
 from loader.pipeline import BatchIterator, NumberedBatches, OnBatch, Pipeline, ReadOptions
 from loader.processes import WHOLE, Shard, check_shard, shard_of_process
+from loader.sources import Verify
 from loader.turns import Turn, Turns
 
 PART_FIELD: Final = "part"
@@ -209,9 +210,14 @@ class Mixture:
         """By part, the records that ``on_bad_record="mask"`` has masked in this process."""
         return {name: pipeline.bad_records for name, pipeline in self._parts.items()}
 
-    def fingerprint(self) -> Fingerprint:
-        """Identity of the content of all parts: a column for each, with the digest of its own."""
-        return combined({name: pipeline.fingerprint() for name, pipeline in self._parts.items()})
+    def fingerprint(self, *, verify: Verify = "cache") -> Fingerprint:
+        """Identity of the content of all parts: a column for each, with the digest of its own.
+
+        Args:
+          verify: as for `Pipeline.fingerprint`.
+        """
+        parts = self._parts.items()
+        return combined({name: pipeline.fingerprint(verify=verify) for name, pipeline in parts})
 
     def _step(self, step: SupportsIndex, *, and_end: bool = False) -> int:
         try:

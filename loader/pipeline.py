@@ -25,7 +25,7 @@ from loader.device import Device, check_device, sharding_of, to_device
 from loader.fingerprint import Fingerprint, read_fields, read_ids
 from loader.order import EpochOrder, Rows
 from loader.processes import WHOLE, Shard, check_shard, shard_of_process
-from loader.sources import RecordSource, check_source
+from loader.sources import RecordSource, Verify, check_source, fingerprint_of
 
 _root_handlers = logging.root.handlers[:]
 import grain  # noqa: E402
@@ -241,9 +241,13 @@ class Pipeline:
         with self._bad_lock:
             return dict(self._bad)
 
-    def fingerprint(self) -> Fingerprint:
-        """Identity of the source's content, read anew where the source does not keep it."""
-        return self.source.fingerprint()
+    def fingerprint(self, *, verify: Verify = "cache") -> Fingerprint:
+        """Identity of the source's content, read anew where the source does not keep it.
+
+        Args:
+          verify: with ``"full"`` all is read, also what a source's ``cache`` has digests of.
+        """
+        return fingerprint_of(self.source, verify)
 
     def rows_at(self, position: Position, limit: int | None = None) -> Rows:
         """Rows of the records in the batch that begins at ``position``; the first ``limit`` of them."""

@@ -13,6 +13,8 @@ import pytest
 
 import checkpointing
 import loader
+from loader.sources.digest_cache import cache_path, load_digests, store_digests
+from loader.sources.digests import Cache, FileDigest
 from loader.sources.file_source import FileSource
 from loader.sources.files import FileSet
 from loader.sources.identifiers import IdRule
@@ -21,12 +23,14 @@ from loader.sources.identifiers import IdRule
 class ByteSource(FileSource):
     """Each byte of each file is a record."""
 
-    def __init__(self, root: Path, ids: IdRule = "file:row", scale: int = 1) -> None:
+    def __init__(
+        self, root: Path, ids: IdRule = "file:row", scale: int = 1, cache: Cache = None
+    ) -> None:
         files = FileSet.open(root, [".bin"])
         counts = [state.size for state in files.states]
         fields = {"value": loader.Field(np.dtype("u1"))}
         reading = {"format": "bytes", "scale": scale}
-        super().__init__(files, counts, fields, ids=ids, reading=reading)
+        super().__init__(files, counts, fields, ids=ids, reading=reading, cache=cache)
 
     def read_file(self, number: int, rows: npt.NDArray[np.int64], /) -> dict[str, npt.NDArray[Any]]:
         return {"value": np.fromfile(self.files.path(number), np.uint8)[rows]}
@@ -173,6 +177,49 @@ def test_a_resume_tells_added_files_from_edited_ones(
     with pytest.raises(checkpointing.CheckpointMismatchError) as refused:
         train(tmp_path / "run", pipeline_of(root), 2)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_resume_reads_all_data_where_it_is_told_to(
+    root: Path, tmp_path: Path, *, mixed: bool
+) -> None:
+    def pipeline() -> Any:
+        config = loader.PipelineConfig(batch_size=8, seed=1, final_batch="pad")
+        one = loader.Pipeline(ByteSource(root, cache=True), config)
+        return loader.Mixture({"one": one}, {"one": 1}) if mixed else one
+
+    train(tmp_path / "run", pipeline(), 2)
+    changed_behind_the_cache(root, "train/0007.bin")
+    with checkpointing.Checkpoints(
+        tmp_path / "run", pipeline(), save_every=1, keep=2
+    ) as checkpoints:
+        state = {"w": jnp.zeros(3)}
+        assert checkpoints.resume(state).position.step == 2
+        with pytest.raises(checkpointing.CheckpointMismatchError, match=r"train/0007\.bin differs"):
+            checkpoints.resume(state, verify_data="full")
+        with pytest.raises(checkpointing.CheckpointMismatchError):
+            checkpoints.resume(state)  # what was read is in the cache now
+        verify: Any = "all"
+        with pytest.raises(ValueError, match='verify must be "cache" or "full", not \'all\''):
+            checkpoints.resume(state, verify_data=verify)
+
+
+def changed_behind_the_cache(root: Path, name: str) -> None:
+    """Edits a file, and makes the cache say that it was read so."""
+    files = FileSet.open(root, [".bin"])
+    path = cache_path(True, files)
+    assert path is not None
+    before = load_digests(path)[name]
+    write(root, name, bytes(before.state.size))
+    state = FileSet.open(root, [".bin"]).states[files.names.index(name)]
+    store_digests(path, {name: FileDigest(state, before.digest)})
+
+
+def test_a_source_that_keeps_nothing_needs_to_know_nothing_of_verify(root: Path) -> None:
+    config = loader.PipelineConfig(batch_size=8, seed=1, final_batch="pad")
+    pipeline = loader.Pipeline(loader.ArraySource({"x": np.arange(9)}), config)
+    assert pipeline.fingerprint(verify="full") == pipeline.fingerprint()
+    assert pipeline_of(root).fingerprint(verify="full") == pipeline_of(root).fingerprint()
 
 
 def test_a_runs_directory_tells_what_its_steps_held(root: Path, tmp_path: Path) -> None:

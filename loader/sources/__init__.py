@@ -9,7 +9,14 @@ from loader.sources.images import decode_image
 from loader.sources.npy import NpySource
 from loader.sources.npy_folder import write_npy
 from loader.sources.parquet import ParquetSource
-from loader.sources.protocol import RESERVED_FIELDS, Field, RecordSource, check_source
+from loader.sources.protocol import (
+    RESERVED_FIELDS,
+    Field,
+    RecordSource,
+    Verify,
+    check_source,
+    fingerprint_of,
+)
 from loader.sources.records import decode_record, encode_record
 from loader.sources.sequences import SequenceSource
 from loader.sources.tokens import TokenSource
@@ -26,11 +33,13 @@ __all__ = [
     "RecordSource",
     "SequenceSource",
     "TokenSource",
+    "Verify",
     "check_source",
     "decode_image",
     "decode_record",
     "digest_files",
     "encode_record",
+    "fingerprint_of",
     "merge_digests",
     "write_array_record",
     "write_npy",

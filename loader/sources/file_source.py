@@ -12,8 +12,8 @@ from loader.fingerprint import ColumnDigest, Fingerprint
 from loader.sources.digests import Cache, FileDigests
 from loader.sources.files import FileRows, FileSet
 from loader.sources.identifiers import IdRule, make_ids
-from loader.sources.identity import FileIdentity, Verify
-from loader.sources.protocol import Field, check_field
+from loader.sources.identity import FileIdentity
+from loader.sources.protocol import Field, Verify, check_field
 
 
 class FileSource(abc.ABC):

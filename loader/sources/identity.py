@@ -5,7 +5,7 @@ Bytes come in as a digest for each file, which any number of workers can compute
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,7 @@ from loader.fingerprint import ColumnDigest, Fingerprint
 from loader.sources.digest_cache import cache_path, load_digests, store_digests
 from loader.sources.digests import Cache, FileDigest, FileDigests, digest_files
 from loader.sources.files import FileSet
-from loader.sources.protocol import Field
-
-Verify = Literal["cache", "full"]
+from loader.sources.protocol import Field, Verify
 
 
 @dataclasses.dataclass(frozen=True)

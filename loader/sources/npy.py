@@ -15,9 +15,9 @@ from loader.fingerprint import ColumnDigest, Fingerprint
 from loader.sources.digests import Cache, FileDigests
 from loader.sources.files import FileRows, FileSet
 from loader.sources.identifiers import ROW, IdRule, Ids, make_ids
-from loader.sources.identity import FileIdentity, Verify
+from loader.sources.identity import FileIdentity
 from loader.sources.npy_folder import DESCRIPTION, NpyField, NpyFolder
-from loader.sources.protocol import Field, check_field
+from loader.sources.protocol import Field, Verify, check_field
 from loader.sources.unique import scan_ids
 
 _BLOCK_ROWS: Final = 1 << 18

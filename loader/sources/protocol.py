@@ -1,8 +1,9 @@
 """What a source of records is: five members, which anyone can implement, and a sixth that is optional."""
 
 import dataclasses
+import inspect
 from collections.abc import Mapping
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,10 @@ from loader.fingerprint import Fingerprint, dtype_and_shape
 
 #: Names that a batch uses itself.
 RESERVED_FIELDS: Final = frozenset({"id", "mask"})
+
+#: What a fingerprint reads: ``"cache"``, what has changed since a source last digested it, which is all where
+#: it keeps nothing; ``"full"``, all.
+Verify = Literal["cache", "full"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +58,26 @@ class RecordSource(Protocol):
         ...
 
     def fingerprint(self) -> Fingerprint:
-        """Identity of the content: usually ``return loader.fingerprint(self)``."""
+        """Identity of the content: usually ``return loader.fingerprint(self)``.
+
+        One that keeps digests from before takes ``verify``, ``"cache"`` or ``"full"``: with this, all is read.
+        """
         ...
+
+
+def fingerprint_of(source: RecordSource, verify: Verify = "cache") -> Fingerprint:
+    """A source's fingerprint, for which all is read where ``verify`` is ``"full"``.
+
+    Raises:
+      ValueError: ``verify`` is something else.
+    """
+    if verify not in ("cache", "full"):
+        raise ValueError(f'verify must be "cache" or "full", not {verify!r:.80}')
+    if verify == "full" and "verify" in inspect.signature(source.fingerprint).parameters:
+        keeps: Any = source
+        found: Fingerprint = keeps.fingerprint(verify=verify)
+        return found
+    return source.fingerprint()
 
 
 def check_source(source: RecordSource) -> dict[str, Field]:
