@@ -1,13 +1,15 @@
 """Checkpoints of a training run: save train state and stream together, resume only what matches.
 
 Orbax writes the arrays of a step, where it looks for them; one rename, once all else is written too,
-makes train state, iterator and manifest visible together.
+makes train state, iterator and manifest visible together. Several JAX processes write one step: each
+its arrays, and the first one all that there is once (see `processes`).
 """
 
 import asyncio
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import logging
 import os
 import pathlib
@@ -24,6 +26,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath  # type: ignore[import-untyped]  # the paths of Orbax, which brings it
+from jax.experimental import multihost_utils
 
 from checkpointing.directory import (
     ITERATOR_ITEM,
@@ -45,10 +48,12 @@ from checkpointing.manifest import (
     package_versions,
     transform_identity,
 )
+from checkpointing.processes import ElsewhereError, Processes
 from checkpointing.signals import StopRequest, stop_requests
-from checkpointing.step_log import step_log_of_environment
+from checkpointing.step_log import OnBatch, step_log_of_environment
 from checkpointing.train_state import (
     Leaf,
+    copies_in,
     describe,
     from_stored,
     is_abstract,
@@ -78,6 +83,8 @@ _MAX_WRITING_GB: Final = 96
 #: A file of arrays is at least so large, unless it is the last one; and no larger than by Orbax's default.
 _FILE_BYTES: Final = 32 << 20
 _MAX_FILE_BYTES: Final = 2 << 30
+#: As many of the newest steps are told in an error.
+_SHOWN_STEPS: Final = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,10 +112,17 @@ class Checkpoints:
       keep: how many of the newest checkpoints stay.
       run_config: settings of your own (learning rate, model size, ...) that must be the same at a
         resume, as JSON can hold them.
+      process_timeout_s: under `jax.distributed`, seconds that a process waits for the others, which
+        must all call the same methods in the same order. Longer than the slowest one takes to write
+        its part of a checkpoint.
+
+    Under `jax.distributed`, ``directory`` must be on storage that all processes share. The number of
+    processes may be another one at each resume.
 
     Raises:
       TypeError, ValueError: a bad argument.
       OSError: the directory cannot be made or written, or another writer has it open.
+      RuntimeError: another process could not open it.
     """
 
     def __init__(
@@ -119,6 +133,7 @@ class Checkpoints:
         keep: int,
         *,
         run_config: Mapping[str, Any] | None = None,
+        process_timeout_s: float = 600.0,
     ) -> None:
         if not isinstance(pipeline, Pipeline | Mixture):
             raise TypeError(
@@ -131,12 +146,16 @@ class Checkpoints:
         for part in parts:
             transform_identity(part.transform)  # one that cannot be identified is an error here
         self._pipeline = pipeline
+        if not process_timeout_s > 0:
+            raise ValueError(f"process_timeout_s must be more than 0, not {process_timeout_s}")
         self._shown = os.fspath(directory)
-        self._directory = RunDirectory(directory)
-        self._writer = _Writer(self._directory, self._keep)
+        self._processes = _processes(process_timeout_s)
+        self._directory = _opened(directory, self._processes)
+        self._writer = _Writer(self._directory, self._keep, self._processes)
         self._resumed: _Resumed | None = None
         self._damaged: dict[int, str] = {}
         self._stop = StopRequest()
+        self._stops = False
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -215,11 +234,10 @@ class Checkpoints:
         leaves = describe(train_state)
         identity = Identity.of(self._pipeline, self._run_config, leaves, verify_data)
         self._damaged = {}
-        for step in reversed(self.steps()):
+        for step in reversed(self._common_steps()):
             try:
-                found = self._directory.check(step, verify)
-                changes = self._match(found, identity, frozenset(allow))
-                restored = self._restore(found, train_state, verify)
+                found, changes = self._checked(step, identity, frozenset(allow), verify)
+                restored = self._restored(found, train_state, verify)
             except StepDamagedError as damage:
                 self._damaged[step] = str(damage)
                 _log.warning("%s step %d is damaged and was skipped: %s", self._shown, step, damage)
@@ -260,20 +278,31 @@ class Checkpoints:
         resumed = self._check_batches(batches)
         position = batches.position
         step = position.step
-        stopped_by = self._stop.signal
+        stopped_by = self._stop_signal(step)
         due = force or stopped_by is not None or (step > 0 and step % self._save_every == 0)
         begun = due and step != self._writer.last_step
         if begun:
             self._begin_save(resumed, position, train_state)
-        else:
+        elif not self._processes.are_several:  # of whom one would raise it sooner than the others
             self._writer.raise_error()
         if stopped_by is not None:
             self.wait()
             _log.warning("%s: stopped by %s at step %d", self._shown, stopped_by.name, step)
-            raise SystemExit(self._stop.exit_code)
+            raise SystemExit(128 + stopped_by)
         return begun
 
     def _begin_save(self, resumed: "_Resumed", position: Position, train_state: Any) -> None:
+        number = self._processes.number()
+        try:
+            self._begin_save_here(number, resumed, position, train_state)
+        except Exception as error:
+            # The others have begun it, and wait for this one.
+            self._writer.tell(number, position.step, error)
+            raise
+
+    def _begin_save_here(
+        self, number: int, resumed: "_Resumed", position: Position, train_state: Any
+    ) -> None:
         step = position.step
         leaves = describe(train_state)
         changed = list(_diff_leaves(resumed.identity.train_state, leaves))
@@ -290,10 +319,12 @@ class Checkpoints:
             )
         error = self._writer.wait()
         try:
-            self._make_way(step)
-            self._writer.begin(
-                self._manifest(resumed, position, leaves), to_stored(train_state), self._damaged
-            )
+            if self._processes.is_first:
+                self._make_way(step)
+            self._damaged.pop(step, None)
+            stored = to_stored(train_state, several_processes=self._processes.are_several)
+            manifest = self._manifest(resumed, position, leaves)
+            self._writer.begin(number, manifest, stored, self._damaged)
         except Exception as now:
             if error is not None:
                 now.add_note(f"Before it: {error}")
@@ -323,19 +354,42 @@ class Checkpoints:
         commit, and raises `SystemExit` with 128 plus the signal's number (143 for SIGTERM); so does the
         end of the context, where no `save` came. A second signal acts as it would have without it.
 
+        Under `jax.distributed` a signal to one process is enough: all of them save and exit at a
+        step that JAX has them agree on. For this each process must call `save` after each batch.
+        Wherever it was sent, and whatever it was, they exit as for SIGTERM.
+
         Args:
           signals: which ones.
 
         Raises:
-          ValueError: not called from the main thread.
+          ValueError: not called from the main thread; or there are several processes, and JAX's
+            preemption service, by which they agree, is disabled.
         """
+        several = self._processes.are_several
+        if several and not jax.config.values["jax_enable_preemption_service"]:
+            raise ValueError(
+                "jax_enable_preemption_service is off: processes agree by it on the step to stop at. "
+                "Leave it on, or go without stop_on_signals"
+            )
+        # JAX has taken SIGTERM; it is told of the others by it.
+        own = [number for number in signals if not several or number != signal.SIGTERM]
+        then = functools.partial(signal.raise_signal, signal.SIGTERM) if several else None
         try:
-            with stop_requests(signals) as self._stop:
+            with stop_requests(own, then) as self._stop:
+                self._stops = True
                 yield
             if self._stop.signal is not None:
                 raise SystemExit(self._stop.exit_code)
         finally:
+            self._stops = False
             self._stop = StopRequest()
+
+    def _stop_signal(self, step: int) -> signal.Signals | None:
+        """The signal that ends the run here, if there was one."""
+        if not self._processes.are_several:
+            return self._stop.signal
+        stops = self._stops and multihost_utils.reached_preemption_sync_point(step)
+        return signal.SIGTERM if stops else None
 
     def wait(self) -> None:
         """Waits until the save in the background is committed.
@@ -366,6 +420,50 @@ class Checkpoints:
                 f"these checkpoints of {self._shown} are closed, and another run may be writing "
                 "there; make another Checkpoints"
             )
+
+    def _common_steps(self) -> list[int]:
+        """All steps, if every process finds the same ones."""
+        return self._processes.together(
+            self._processes.number(),
+            "steps",
+            self.steps,
+            lambda steps: f"steps {steps[-_SHOWN_STEPS:]} ({len(steps)}) in {self._shown}",
+        )
+
+    def _checked(
+        self, step: int, identity: Identity, allow: frozenset[str], verify: Verify
+    ) -> tuple[Manifest, dict[str, list[Any]]]:
+        """A step's manifest and the changes since then, if the step is whole and of this run on every process."""
+
+        def check() -> tuple[Manifest, dict[str, list[Any]]]:
+            # What one process has digested, the others need not read once more.
+            found = self._directory.check(step, verify if self._processes.is_first else "manifest")
+            return found, self._match(found, identity, allow)
+
+        number = self._processes.number()
+        try:
+            return self._processes.together(
+                number, "check", check, lambda checked: f"step {step} of {checked[0].digest()}"
+            )
+        except ElsewhereError as error:
+            if error.kind == StepDamagedError.__name__:
+                raise StepDamagedError(str(error)) from error
+            if error.kind == CheckpointMismatchError.__name__:
+                difference = Difference(f"process {error.process}", "", "", str(error))
+                raise CheckpointMismatchError(f"{self._shown} step {step}", [difference]) from error
+            raise
+
+    def _restored(self, found: Manifest, train_state: TrainState, verify: Verify) -> TrainState:
+        """The train state, if every process can restore it."""
+        number = self._processes.number()
+        try:
+            return self._processes.together(
+                number, "restore", lambda: self._restore(found, train_state, verify)
+            )
+        except ElsewhereError as error:
+            if error.kind == StepDamagedError.__name__:
+                raise StepDamagedError(str(error)) from error
+            raise
 
     def _match(
         self, found: Manifest, identity: Identity, allow: frozenset[str]
@@ -439,7 +537,9 @@ class Checkpoints:
         """A new train state from a checkpoint that has been checked."""
         try:
             path, leaves = self._directory.step_path(found.step), found.identity.train_state
-            stored = _read_train_state(path, leaves, stored_templates(train_state))
+            several = self._processes.are_several
+            templates = stored_templates(train_state, several_processes=several)
+            stored = _read_train_state(path, leaves, templates)
             restored: TrainState = from_stored(stored, train_state, leaves)
         except Exception as error:
             if verify == "manifest":
@@ -464,7 +564,7 @@ class Checkpoints:
         if found and changes:
             position = dataclasses.asdict(found.position)
             history = (*history, {"position": position, "changed": changes})
-        batches = iterate(found.position if found else None, on_batch=step_log_of_environment())
+        batches = iterate(found.position if found else None, on_batch=self._step_log())
         self._resumed = _Resumed(identity, history, batches)
         self._writer.last_step = found.step if found else None
         if not found:
@@ -476,6 +576,11 @@ class Checkpoints:
             place = "" if isinstance(self._pipeline, Mixture) else place
             _log.info("%s: resumed at step %d%s", self._shown, found.step, place)
         return Run(train_state, batches, batches.position)
+
+    def _step_log(self) -> OnBatch | None:
+        return step_log_of_environment(
+            self._processes.index if self._processes.are_several else None
+        )
 
     def _check_batches(self, batches: BatchIterator) -> "_Resumed":
         self._check_open()
@@ -498,7 +603,6 @@ class Checkpoints:
         path = self._directory.step_path(step)
         if os.path.lexists(path):
             aside = self._directory.set_aside(step)
-            self._damaged.pop(step, None)
             _log.warning("%s stood in the way of a save; it is now %s", path, aside.name)
 
 
@@ -561,9 +665,10 @@ class _Writer:
     waited for first, also where nobody called `close`.
     """
 
-    def __init__(self, directory: RunDirectory, keep: int) -> None:
+    def __init__(self, directory: RunDirectory, keep: int, processes: Processes) -> None:
         self._directory = directory
         self._keep = keep
+        self._processes = processes
         # What the standard handler is made of; that one checks each leaf once more, which takes its time.
         self._handler = ocp.PyTreeCheckpointHandler(save_concurrent_gb=_MAX_WRITING_GB)
         self._orbax = ocp.Checkpointer(self._handler)
@@ -574,27 +679,47 @@ class _Writer:
         self._error: Exception | None = None
         #: The step last saved or resumed from; None where that save has failed.
         self.last_step: int | None = None
+        self._last_begun = -1
 
-    def begin(self, manifest: Manifest, stored: Any, damaged: Collection[int]) -> None:
-        """Takes a copy of everything and begins to write it; no other save may be under way."""
+    def begin(self, number: int, manifest: Manifest, stored: Any, damaged: Collection[int]) -> None:
+        """Takes a copy of everything and begins to write it; no other save may be under way.
+
+        Args:
+          number: of the save, by which processes know it.
+          manifest: without files.
+          stored: the arrays.
+          damaged: steps that are known to be.
+        """
         step = manifest.step
         path = epath.Path(self._directory.unfinished_path(step)) / TRAIN_STATE_ITEM
-        save = _Save(manifest, frozenset(damaged), _Arrays(path))
+        save = _Save(number, manifest, frozenset(damaged), _Arrays(path))
         self._idle.clear()
         try:
-            self._directory.check_is_there()
-            self._directory.make_step(step)
+            if self._processes.is_first:
+                self._directory.check_is_there()
+                self._directory.make_step(step)
             self._start(save, stored)
         except BaseException as error:
-            if not save.arrays.gate.is_open:
-                self._directory.clean_step(step)
+            if not save.copied.is_open:
+                save.arrays.gate.close()
+                self._clean(step)
                 self._idle.set()
             if isinstance(error, Exception):
                 raise self._failed(step, error) from error
             raise
 
+    def tell(self, number: int, step: int, error: Exception) -> None:
+        """Has a save that could not begin here fail on the other processes too, if it has begun there."""
+        if number != self._last_begun and self._processes.are_several:
+
+            def fail() -> None:
+                raise error
+
+            with contextlib.suppress(Exception):
+                self._processes.together(number, f"begin step {step}", fail)
+
     def _start(self, save: "_Save", stored: Any) -> None:
-        gate = save.arrays.gate
+        gate = save.copied
         try:
             # This thread is started first, with nothing to do yet. To start it after the copy would let
             # it, and those that it wakes, go to work before this method returns.
@@ -603,7 +728,10 @@ class _Writer:
             self._orbax.synchronize_next_awaitable_signal_operation_id()
             what = ocp.args.PyTreeSave(stored, ocdbt_target_data_file_size=_file_bytes(stored))
             save.writing = _run(self._handler.async_save(save.arrays, args=what))
+            if self._processes.are_several:
+                save.copies = copies_in(stored)
             self.last_step = save.manifest.step
+            self._last_begun = save.number
             gate.open()
         finally:
             gate.close()
@@ -627,25 +755,48 @@ class _Writer:
         self._orbax.close()
 
     def _finish(self, save: "_Save") -> None:
-        if save.arrays.gate.wait():  # else it has not begun, and `begin` tells why
+        if save.copied.wait():  # else it has not begun, and `begin` tells why
             try:
                 self._commit(save)
             finally:
+                save.arrays.gate.close()
                 self._idle.set()
 
     def _commit(self, save: "_Save") -> None:
         step = save.manifest.step
         try:
-            for future in save.writing:
-                future.result()
-            self._handler.finalize(save.arrays.path)
-            seal_step(self._directory.unfinished_path(step), save.manifest, save.about())
-            self._directory.commit_step(step)
+            # Only then has the first process made the directory.
+            self._together(save, "begin", lambda: None, lambda _: save.digest())
+            save.arrays.gate.open()
+            self._together(save, "write", save.wait)
+            self._together(save, "commit", functools.partial(self._commit_once, save))
         except Exception as error:  # noqa: BLE001 (whatever it is, the next call raises it)
-            self._directory.clean_step(step)
+            self._clean(step)
             self.last_step = None
             self._note(self._failed(step, error), error)
             return
+        if self._processes.is_first:
+            self._delete_old(save)
+
+    def _together(
+        self, save: "_Save", what: str, work: Callable[[], Any], same: Callable[[Any], str] = str
+    ) -> None:
+        what = f"{what} step {save.manifest.step}"
+        self._processes.together(save.number, what, work, same)
+
+    def _commit_once(self, save: "_Save") -> None:
+        if self._processes.is_first:
+            step = save.manifest.step
+            self._handler.finalize(save.arrays.path)
+            seal_step(self._directory.unfinished_path(step), save.manifest, save.about())
+            self._directory.commit_step(step)
+
+    def _clean(self, step: int) -> None:
+        if self._processes.is_first:
+            self._directory.clean_step(step)
+
+    def _delete_old(self, save: "_Save") -> None:
+        step = save.manifest.step
         try:
             self._directory.keep_newest(self._keep, save.damaged)
         except Exception as error:  # noqa: BLE001 (as above)
@@ -687,16 +838,34 @@ class _Save:
     """A save under way.
 
     Attributes:
+      number: by which processes know it.
       manifest: without files.
       damaged: steps that are known to be.
       arrays: where the train state goes.
+      copied: opens when everything is.
       writing: what Orbax writes in the background; nothing before it has copied everything.
+      copies: arrays of which every process has one of its own, and the first one writes it.
     """
 
-    def __init__(self, manifest: Manifest, damaged: frozenset[int], arrays: "_Arrays") -> None:
+    def __init__(
+        self, number: int, manifest: Manifest, damaged: frozenset[int], arrays: "_Arrays"
+    ) -> None:
+        self.number = number
         self.manifest, self.damaged, self.arrays = manifest, damaged, arrays
+        self.copied = _Gate()
         self.writing: Sequence[ocp.Future] = ()
+        self.copies: dict[str, np.ndarray[Any, Any]] = {}
         self._begun_ns = time.time_ns()
+
+    def digest(self) -> str:
+        """What all processes must save alike."""
+        copies = "".join(f" {path} {_sha256(array)}" for path, array in self.copies.items())
+        return f"step {self.manifest.step} of {self.manifest.digest()}{copies}"
+
+    def wait(self) -> None:
+        """Until Orbax has written what this process has to write."""
+        for future in self.writing:
+            future.result()
 
     def about(self) -> dict[str, Any]:
         """What Orbax keeps with a step: by it, its manager reads all items without being told their kinds."""
@@ -765,6 +934,30 @@ class _Gate:
         return self.is_open
 
 
+def _processes(timeout_s: float) -> Processes:
+    """This process and those with which it shares its run."""
+    if not jax.distributed.is_initialized() or jax.process_count() == 1:
+        return Processes(0, 1, None, timeout_s)
+    client = ocp.multihost.get_jax_distributed_client()
+    return Processes(jax.process_index(), jax.process_count(), client, timeout_s)
+
+
+def _opened(path: str | os.PathLike[str], processes: Processes) -> RunDirectory:
+    """The run's directory, which the first process opens for writing, and all others find."""
+    if not processes.are_several:
+        return RunDirectory(path)
+    number = processes.number()
+    opened = processes.together(
+        number, "open", lambda: RunDirectory(path, write=processes.is_first)
+    )
+    try:
+        processes.together(number, "find", opened.mark, str)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
 def _read_train_state(
     step_path: pathlib.Path, leaves: tuple[Leaf, ...], templates: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -777,10 +970,14 @@ def _read_train_state(
             return ocp.RestoreArgs(restore_type=np.ndarray)
         return ocp.ArrayRestoreArgs(sharding=sharding)
 
+    # Not by Orbax's checkpointer, at whose end each process waits for all others, for ever.
     handler = ocp.PyTreeCheckpointHandler()
-    with ocp.Checkpointer(handler) as reader:
-        saved = jax.tree_util.tree_map_with_path(how, handler.metadata(path).tree)
-        tree = reader.restore(path, args=ocp.args.PyTreeRestore(restore_args=saved))
+    try:
+        saved = jax.tree_util.tree_map_with_path(how, handler.metadata(epath.Path(path)).tree)
+        what = ocp.args.PyTreeRestore(restore_args=saved)
+        tree = handler.restore(epath.Path(path), args=what)
+    finally:
+        handler.close()
     arrays = {pointer(keys): array for keys, array in jax.tree_util.tree_flatten_with_path(tree)[0]}
     return {leaf.path: arrays[stored_at(leaf.path)] for leaf in leaves}
 
@@ -797,6 +994,10 @@ def _load(step_path: pathlib.Path, leaves: tuple[Leaf, ...]) -> dict[str, Any]:
         else stored[leaf.path]
         for leaf in leaves
     }
+
+
+def _sha256(array: np.ndarray[Any, Any]) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
 def _file_bytes(stored: Any) -> int:

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import pathlib
+import secrets
 import shutil
 import stat
 import weakref
@@ -46,6 +47,7 @@ _NOT_THE_STEPS_FAULT: Final = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM}
 )
 _MAX_ITERATOR_BYTES: Final = 4096
+_MAX_MARK_BYTES: Final = 64
 _SYNC_THREADS: Final = 8
 _WORTH_A_CORE_BYTES: Final = 1 << 20
 
@@ -69,6 +71,7 @@ class RunDirectory:
 
     def __init__(self, path: str | os.PathLike[str], *, write: bool = True) -> None:
         self.path = pathlib.Path(os.path.abspath(os.fspath(path)))  # noqa: PTH100 (follows no link)
+        self._release: Callable[[], Any] = lambda: None
         if write:
             self._open_for_writing()
 
@@ -93,6 +96,22 @@ class RunDirectory:
         """Lets others open the directory. Safe to call again."""
         self._release()
         _open_locks.discard(self._release)
+
+    def mark(self) -> str:
+        """What its writer has left in it: a text that no other directory has.
+
+        Raises:
+          FileNotFoundError: no writer has opened this directory.
+        """
+        try:
+            return _read(self.path / _LOCK, _MAX_MARK_BYTES).decode("ascii", "replace")
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                errno.ENOENT,
+                "process 0 has opened this directory, and it is not here; it must be on storage that "
+                "all processes share",
+                str(self.path),
+            ) from error
 
     def check_is_there(self) -> None:
         """Raises FileNotFoundError if the directory was deleted or moved since it was opened."""
@@ -296,7 +315,7 @@ def _lock(path: pathlib.Path) -> int:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+        holder = os.pread(descriptor, 32, 0).decode(errors="replace").partition(" ")[0]
         os.close(descriptor)
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             raise BlockingIOError(
@@ -308,7 +327,7 @@ def _lock(path: pathlib.Path) -> int:
             ) from None
         raise
     os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+    os.pwrite(descriptor, f"{os.getpid()} {secrets.token_hex(16)}".encode(), 0)
     return descriptor
 
 

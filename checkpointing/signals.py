@@ -4,7 +4,7 @@ import contextlib
 import logging
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Final
 
@@ -29,8 +29,14 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def stop_requests(signals: Sequence[signal.Signals]) -> Iterator[StopRequest]:
+def stop_requests(
+    signals: Sequence[signal.Signals], then: Callable[[], None] | None = None
+) -> Iterator[StopRequest]:
     """Inside the context, the first signal only notes that it came; a second one acts as it did before.
+
+    Args:
+      signals: which ones.
+      then: called when one has been noted.
 
     Raises:
       ValueError: not called from the main thread, to which Python delivers signals.
@@ -44,6 +50,8 @@ def stop_requests(signals: Sequence[signal.Signals]) -> Iterator[StopRequest]:
         del frame
         request.signal = signal.Signals(number)
         _restore()
+        if then is not None:
+            then()
 
     def _restore() -> None:
         for number, handler in before.items():

@@ -71,10 +71,22 @@ def step_log(path: str | os.PathLike[str]) -> OnBatch:
     return log
 
 
-def step_log_of_environment() -> OnBatch | None:
-    """The `step_log` that the environment variable ``REGRAIN_STEP_LOG`` asks for, if it does."""
+def step_log_of_environment(process: int | None = None) -> OnBatch | None:
+    """The `step_log` that the environment variable ``REGRAIN_STEP_LOG`` asks for, if it does.
+
+    Args:
+      process: number of this one among several, each of which logs its rows to a file of its own,
+        named by `process_log`.
+    """
     path = os.environ.get(STEP_LOG_VARIABLE)
-    return step_log(path) if path else None
+    if not path:
+        return None
+    return step_log(path if process is None else process_log(path, process))
+
+
+def process_log(path: str | os.PathLike[str], process: int) -> str:
+    """Where one of several processes logs, when ``path`` is asked for."""
+    return f"{os.fspath(path)}.process-{process}"
 
 
 def read_step_log(path: str | os.PathLike[str]) -> list[Delivery]:

@@ -109,8 +109,13 @@ def is_abstract(train_state: Any) -> bool:
     return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(train_state))
 
 
-def to_stored(train_state: Any) -> Any:
+def to_stored(train_state: Any, *, several_processes: bool = False) -> Any:
     """The tree with each leaf as the array that is stored for it. Shares memory with JAX's arrays.
+
+    Args:
+      train_state: the tree.
+      several_processes: then an array that is on devices of this process alone becomes one of
+        NumPy's: each process has a copy, and one of them is stored.
 
     Raises:
       ValueError: a leaf is an array that was deleted, or donated to a function.
@@ -121,17 +126,35 @@ def to_stored(train_state: Any) -> Any:
             f"train state leaf {gone[0]} has been deleted or donated; save the train state that the "
             "update returned, not the one that it was given"
         )
-    return _wrapped(jax.tree.map(_to_stored, train_state))
+    one = functools.partial(_to_stored, several_processes=several_processes)
+    return _wrapped(jax.tree.map(one, train_state))
 
 
-def stored_templates(train_state: Any) -> dict[str, Any]:
+def copies_in(stored: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """By their paths, the arrays in a stored tree of which each process has a copy of its own."""
+    leaves = jax.tree_util.tree_flatten_with_path(stored)[0]
+    return {pointer(keys): leaf for keys, leaf in leaves if isinstance(leaf, np.ndarray)}
+
+
+def stored_templates(train_state: Any, *, several_processes: bool = False) -> dict[str, Any]:
     """By its path in the stored tree, what is stored: NumPy arrays, and JAX's as shapes and dtypes.
 
     An array that JAX may move between devices as it likes (it is not committed to one) has no
-    sharding here, and comes back as free as it was.
+    sharding here, and comes back as free as it was; nor has one that ``several_processes`` have on
+    devices of their own.
     """
-    leaves = leaves_by_path(train_state)
-    return {stored_at(path): _stored_template(leaf) for path, leaf in leaves.items()}
+    templates = {
+        stored_at(path): _stored_template(leaf)
+        for path, leaf in leaves_by_path(train_state).items()
+    }
+    if not several_processes:
+        return templates
+    return {
+        path: jax.ShapeDtypeStruct(template.shape, template.dtype)
+        if _is_local(template)
+        else template
+        for path, template in templates.items()
+    }
 
 
 def from_stored(stored: Mapping[str, Any], template: Any, leaves: tuple[Leaf, ...]) -> Any:
@@ -229,12 +252,17 @@ def _prng_name(leaf: Any) -> str:
     return names[0]
 
 
-def _to_stored(leaf: Any) -> Any:
+def _to_stored(leaf: Any, *, several_processes: bool) -> Any:
     if _is_key(leaf):
         leaf = jax.random.key_data(leaf)
-    if not isinstance(leaf, jax.Array):
+    if not isinstance(leaf, jax.Array) or (several_processes and leaf.is_fully_addressable):
         leaf = np.array(leaf).view(_Copy)  # the caller may go on writing into its own
     return leaf if leaf.size else np.zeros(1, leaf.dtype)
+
+
+def _is_local(template: Any) -> bool:
+    sharding = getattr(template, "sharding", None)
+    return sharding is not None and sharding.is_fully_addressable
 
 
 class _Copy(np.ndarray[Any, Any]):
@@ -274,10 +302,10 @@ def _from_stored(leaf: Any, stored: Any, *, weak: bool) -> Any:
     if _is_key(leaf):
         data = jax.eval_shape(jax.random.key_data, leaf)
         stored = jnp.asarray(stored) if data.size else jnp.zeros(data.shape, data.dtype)
-        return jax.random.wrap_key_data(stored, impl=_prng_name(leaf))
+        return _placed(jax.random.wrap_key_data(stored, impl=_prng_name(leaf)), leaf)
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         stored = jnp.zeros(leaf.shape, leaf.dtype) if 0 in leaf.shape else jnp.asarray(stored)
-        return _weak(stored) if weak else stored
+        return _placed(_weak(stored) if weak else stored, leaf)
     if isinstance(leaf, np.ndarray):
         return stored.reshape(leaf.shape) if leaf.size else np.zeros(leaf.shape, leaf.dtype)
     return stored[()] if isinstance(leaf, np.generic) else type(leaf)(stored[()])
@@ -286,11 +314,33 @@ def _from_stored(leaf: Any, stored: Any, *, weak: bool) -> Any:
 def _weak(array: jax.Array) -> jax.Array:
     """The same values as a weakly typed array: in later promotions it then counts as it did before."""
     python_zero = {"i": 0, "f": 0.0, "c": 0j, "b": False}[array.dtype.kind]
-    zeros = jnp.full(array.shape, python_zero)
-    if zeros.dtype != array.dtype:
+    if jnp.full((), python_zero).dtype != array.dtype:
         return array
-    weak = zeros.at[...].set(array)
-    return jax.device_put(weak, array.sharding) if array.committed else weak
+
+    # Compiled, since the array may be on devices of other processes too.
+    def weakened(values: jax.Array) -> jax.Array:
+        return jnp.full(values.shape, python_zero).at[...].set(values)
+
+    weak: jax.Array = jax.jit(weakened)(array)
+    return _at(weak, array.sharding) if array.committed else weak
+
+
+def _placed(array: jax.Array, leaf: Any) -> jax.Array:
+    """The array where the leaf is that it stands for, if that is bound to a place."""
+    sharding = _sharding(leaf)
+    if sharding is None or (array.committed and array.sharding == sharding):
+        return array
+    return _at(array, sharding)
+
+
+def _at(array: jax.Array, sharding: Any) -> jax.Array:
+    # device_put does not put keys on the devices of several processes.
+    placed: jax.Array = (
+        jax.device_put(array, sharding)
+        if sharding.is_fully_addressable
+        else jax.jit(lambda values: values, out_shardings=sharding)(array)
+    )
+    return placed
 
 
 def step_of(train_state: Any) -> int | None:

@@ -23,6 +23,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 import tensorstore as ts
+from etils import epath  # type: ignore[import-untyped]
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -1152,7 +1153,7 @@ def test_threads_that_share_the_path_of_an_array_may_wait_for_it_in_any_order(
     tmp_path: pathlib.Path,
 ) -> None:
     """Orbax looks at the path twice, and another thread may put one that is ready there in between."""
-    arrays = checkpointing.checkpoints._Arrays(checkpointing.checkpoints.epath.Path(tmp_path))
+    arrays = checkpointing.checkpoints._Arrays(epath.Path(tmp_path))
     info = ocp.type_handlers.ParamInfo(name="w", parent_dir=arrays, ts_context=ts.Context())
     assert info.path == tmp_path / "w"
     with pytest.raises(ValueError, match="has not been resolved yet"):

@@ -1,0 +1,148 @@
+"""The processes of a run: what all of them must have done, and found alike, before the run goes on.
+
+JAX's own coordination service carries it, which every process has once `jax.distributed` is
+initialized: a short text from each process to the first one, and its verdict back to all.
+"""
+
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+Result = TypeVar("Result")
+
+_MAX_TEXT: Final = 1000
+#: Kinds of failure after which a run may go on in some way, the worse one last. All others are worse.
+_MILDER: Final = ("StepDamagedError", "CheckpointMismatchError")
+
+
+class ElsewhereError(RuntimeError):
+    """Another process has failed at what all of them do together.
+
+    Attributes:
+      process: its number.
+      kind: name of the type of its exception; ``""`` where it found something else than process 0.
+    """
+
+    def __init__(self, process: int, kind: str, text: str) -> None:
+        self.process, self.kind = process, kind
+        super().__init__(f"process {process}: {text}")
+
+
+class Processes:
+    """The processes that save and resume a run together; one alone has nothing to wait for.
+
+    All of them call the same methods, in the same order.
+
+    Args:
+      index: number of this one.
+      count: how many there are.
+      client: JAX's own, of its coordination service (it has no public type); ``None`` for a process alone.
+      timeout_s: seconds that one waits for the others.
+    """
+
+    def __init__(self, index: int, count: int, client: Any, timeout_s: float) -> None:
+        self.index, self.count = index, count
+        self._client = client
+        self._timeout_s = timeout_s
+        self._group = next(_groups) if client else 0
+        self._numbers = itertools.count()
+
+    @property
+    def are_several(self) -> bool:
+        """Whether there are others."""
+        return self.count > 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the one that does what is done once."""
+        return self.index == 0
+
+    def number(self) -> int:
+        """The next number, for `together`; each process takes it at the same point of the program."""
+        return next(self._numbers)
+
+    def together(
+        self,
+        number: int,
+        what: str,
+        work: Callable[[], Result],
+        same: Callable[[Result], str] = lambda _: "",
+    ) -> Result:
+        """Does something on every process, and waits until all have done it.
+
+        Args:
+          number: from `number`.
+          what: names it, once for each number; for the error too.
+          work: what to do.
+          same: of its result, what all processes must have in common: a short text.
+
+        Returns:
+          The result of ``work``.
+
+        Raises:
+          ElsewhereError: another process has failed, or its result differs from that of process 0.
+          RuntimeError: not all of them came in time.
+          Exception: what ``work`` has raised, where no other process has failed in a worse way.
+        """
+        if self._client is None:
+            return work()
+        try:
+            result = work()
+        except Exception as error:
+            verdict = self._verdict(self._client, number, what, type(error).__name__, str(error))
+            if verdict["kind"] == type(error).__name__:
+                raise
+            raise ElsewhereError(**verdict) from error
+        verdict = self._verdict(self._client, number, what, None, same(result))
+        if verdict["kind"] is not None:
+            raise ElsewhereError(**verdict)
+        return result
+
+    def _verdict(
+        self, client: Any, number: int, what: str, kind: str | None, text: str
+    ) -> dict[str, Any]:
+        """Tells the others what came of it, and waits for what that means for all."""
+        place = f"regrain/{self._group}/{number}/{what}"
+        said = json.dumps({"kind": kind, "text": text[:_MAX_TEXT]})
+        milliseconds = max(1, int(1000 * self._timeout_s))
+        try:
+            client.key_value_set(f"{place}/said/{self.index}", said)
+            client.wait_at_barrier(place, milliseconds)
+            if self.is_first:
+                everything = client.key_value_dir_get(f"{place}/said")
+                client.key_value_set(f"{place}/verdict", json.dumps(_judge(dict(everything))))
+                if number > 0:  # all have read those before the one of this number
+                    client.key_value_delete(f"regrain/{self._group}/{number - 1}/")
+            verdict: dict[str, Any] = json.loads(
+                client.blocking_key_value_get(f"{place}/verdict", milliseconds)
+            )
+        except Exception as error:
+            raise RuntimeError(
+                f"process {self.index} of {self.count} has waited {self._timeout_s:g} s for the others "
+                f"({what}), and not all of them came: one has ended or hangs, or they do not call "
+                f"the same methods in the same order. JAX says: {error}"
+            ) from error
+        return verdict
+
+
+_groups: Final = itertools.count()
+
+
+def _judge(everything: dict[str, str]) -> dict[str, Any]:
+    """What all processes have said, as one verdict: the worst of what went wrong, or a difference."""
+    said = {int(key.rpartition("/")[2]): json.loads(value) for key, value in everything.items()}
+    failed = [process for process in sorted(said) if said[process]["kind"] is not None]
+    if failed:
+        worst = max(failed, key=lambda process: _badness(said[process]["kind"]))
+        return {"process": worst, **said[worst]}
+    own = said[0]["text"]
+    for process in sorted(said):
+        if said[process]["text"] != own:
+            text = f"has {said[process]['text']}, where process 0 has {own}"
+            return {"process": process, "kind": "", "text": text}
+    return {"process": 0, "kind": None, "text": own}
+
+
+def _badness(kind: str) -> int:
+    return _MILDER.index(kind) if kind in _MILDER else len(_MILDER)
