@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loader.sources.files import FileRows, FileSet
-from loader.sources.identifiers import IdRule, Ids, _with_numbers, make_ids
+from loader.sources.identifiers import IdRule, Ids, make_ids, with_numbers
 
 COUNTS = [3, 1, 12_345]
 
@@ -44,6 +44,12 @@ def test_file_and_row_name_each_record(files: FileSet) -> None:
     assert len(set(found.tolist())) == len(found)
 
 
+@pytest.mark.parametrize("row", [-1, sum(COUNTS), -(2**63)])
+def test_a_row_that_is_not_there_has_no_name(files: FileSet, row: int) -> None:
+    with pytest.raises(IndexError, match=f"rows run from 0 to {sum(COUNTS) - 1}"):
+        made(files, "file:row")(np.array([3, row]))
+
+
 @given(
     st.lists(
         st.tuples(st.sampled_from(["a:", "train/00017.bin:", ":"]), st.integers(0, 2**63 - 1)),
@@ -52,9 +58,8 @@ def test_file_and_row_name_each_record(files: FileSet) -> None:
 )
 def test_numbers_are_put_to_texts_as_python_writes_them(parts: list[tuple[str, int]]) -> None:
     texts, numbers = (list(column) for column in zip(*parts, strict=True))
-    groups = -(-len(str(max(numbers))) // 4)
-    for more in (0, 1):
-        found = _with_numbers(np.array(texts), np.array(numbers), min(groups + more, 5))
+    for largest in (max(numbers), 2**63 - 1):
+        found = with_numbers(np.array(texts), np.array(numbers), largest)
         assert found.tolist() == [f"{text}{number}" for text, number in parts]
 
 

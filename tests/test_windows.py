@@ -23,6 +23,7 @@ def laid(
     windows = Windows.of(borders(files), width, stride, pad=pad)
     numbers = np.repeat(np.arange(len(files)), windows.counts)
     starts, left = windows.place(np.arange(len(numbers)))
+    assert windows.offsets(np.arange(len(numbers))).tolist() == starts.tolist()
     sizes = np.minimum(left, width)
     return list(
         zip(

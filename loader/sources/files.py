@@ -45,6 +45,14 @@ class FileState:
         """From what ``os.stat`` gives."""
         return cls(found.st_size, found.st_mtime_ns, found.st_ino, found.st_ctime_ns)
 
+    def is_of(self, found: os.stat_result) -> bool:
+        """Whether what ``os.stat`` gives is equal to this: once for each batch, so nothing is made for it."""
+        return (
+            found.st_mtime_ns == self.mtime_ns
+            and found.st_size == self.size
+            and found.st_ino == self.inode
+        )
+
     def is_exactly(self, other: Self) -> bool:
         """Whether all of it is the same: then not even an edit that set the time back was made."""
         return self == other and self.ctime_ns == other.ctime_ns
@@ -124,11 +132,12 @@ class FileSet:
           ValueError: it has changed, or is gone; names the file and the row.
         """
         try:
-            now = FileState.of(os.stat(self.path(number) if fd is None else fd))  # noqa: PTH116
+            now = os.stat(self.path(number) if fd is None else fd)  # noqa: PTH116
         except OSError as error:
             self._raise(number, row, f"cannot be looked at any more ({error.strerror})")
-        if now != self.states[number]:
-            self._raise(number, row, f"has changed: {self.states[number]}; now {now}")
+        state = self.states[number]
+        if not state.is_of(now):
+            self._raise(number, row, f"has changed: {state}; now {FileState.of(now)}")
 
     def _raise(self, number: int, row: int | None, what: str) -> NoReturn:
         at = "" if row is None else f", row {row}"
@@ -192,6 +201,16 @@ class FileRows:
         """Records of each file, ``int64[num_files]``."""
         return np.diff(self.starts)
 
+    def check(self, rows: npt.NDArray[np.int64]) -> None:
+        """Checks that there are ``rows: int64[k]``.
+
+        Raises:
+          IndexError: there is no such row.
+        """
+        # As numbers without a sign, those below 0 are beyond all others.
+        if rows.size and int(rows.astype(np.uint64).max()) >= len(self):
+            raise IndexError(f"rows run from 0 to {len(self) - 1}, and these are {rows}")
+
     def locate(
         self, rows: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -200,9 +219,9 @@ class FileRows:
         Raises:
           IndexError: there is no such row.
         """
-        self._check(rows)
-        files = np.searchsorted(self.starts, rows, "right") - 1
-        return files, rows - self.starts[files]
+        self.check(rows)
+        files = self.starts.searchsorted(rows, "right") - 1
+        return files, rows - self.starts.take(files)
 
     def groups(self, rows: npt.NDArray[np.int64]) -> list[Group]:
         """``rows: int64[k]`` of the source, grouped by file.
@@ -210,7 +229,7 @@ class FileRows:
         Raises:
           IndexError: there is no such row.
         """
-        self._check(rows)
+        self.check(rows)
         by_row = np.argsort(rows, kind="stable")
         rising = rows[by_row]
         files = np.searchsorted(self.starts, rising, "right") - 1
@@ -221,10 +240,6 @@ class FileRows:
             if low < high
             for file in [int(files[low])]
         ]
-
-    def _check(self, rows: npt.NDArray[np.int64]) -> None:
-        if rows.size and (rows.min() < 0 or rows.max() >= self.starts[-1]):
-            raise IndexError(f"rows run from 0 to {len(self) - 1}, and these are {rows}")
 
 
 def checked_name(name: Any) -> str:

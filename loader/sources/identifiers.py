@@ -33,6 +33,7 @@ ReadColumn = Callable[[str, int], npt.NDArray[Any] | Iterable[npt.NDArray[Any]]]
 
 _BLOCK_ROWS: Final = 1 << 18
 _DIGITS: Final = 4  # of a number that are made into text in one look at a table
+_ROWS_OF_BLOCK: Final = 10**_DIGITS
 
 
 class Ids(Protocol):
@@ -128,29 +129,46 @@ class _RowIds:
 
 
 class _FileRowIds:
+    """IDs by blocks of 10**4 rows of one file: what comes before their last digits is made once."""
+
     def __init__(self, files: FileSet, rows: FileRows) -> None:
         self._rows = rows
-        self._names = np.array([f"{name}:" for name in files.names], np.str_)
-        self._groups = max(1, -(-len(str(int(rows.counts.max()) - 1)) // _DIGITS))
+        counts = rows.counts
+        blocks = -(-counts // _ROWS_OF_BLOCK)
+        file_of = np.repeat(np.arange(len(counts)), blocks)
+        above = np.arange(len(file_of)) - np.repeat(np.cumsum(blocks) - blocks, blocks)
+        names = np.array([f"{name}:" for name in files.names], np.str_).take(file_of)
+        self._heads = np.where(above == 0, names, with_numbers(names, above, int(above.max())))
+        firsts = rows.starts.take(file_of) + above * _ROWS_OF_BLOCK
+        self._next_firsts = firsts[1:]
+        # In the table of digits, those that stand behind others come second.
+        self._shifts = firsts - np.where(above == 0, 0, _ROWS_OF_BLOCK)
         self.column: Final = ColumnDigest(
-            "str", (), _digest([FILE_ROW, files.names, rows.counts.tolist()])
+            "str", (), _digest([FILE_ROW, files.names, counts.tolist()])
         )
 
     def __call__(self, rows: Rows, /) -> npt.NDArray[Any]:
-        files, numbers = self._rows.locate(rows)
-        return _with_numbers(self._names.take(files), numbers, self._groups)
+        self._rows.check(rows)
+        blocks = self._next_firsts.searchsorted(rows, "right")
+        digits = _tables()[1].take(rows - self._shifts.take(blocks))
+        return np.strings.add(self._heads.take(blocks), digits)
 
 
-def _with_numbers(texts: npt.NDArray[np.str_], numbers: Rows, groups: int) -> npt.NDArray[np.str_]:
-    """``texts: str[k]``, each with a number, which has at most 4 digits for each group, put to its end.
+def with_numbers(texts: npt.NDArray[np.str_], numbers: Rows, largest: int) -> npt.NDArray[np.str_]:
+    """``texts: str[k]``, each with a number put to its end, as Python writes it.
 
     Groups of digits are looked up: for a batch of 256, three times as fast as formatting each number.
+
+    Args:
+      texts: ``str[k]``.
+      numbers: ``int64[k]``, from 0 on.
+      largest: that numbers can be.
     """
     inner, last = _tables()
-    for group in reversed(range(groups)):
-        above = numbers // 10 ** (_DIGITS * group)
-        padded = above >= 10**_DIGITS
-        found = above % 10**_DIGITS + padded * 10**_DIGITS
+    for group in reversed(range(-(-len(str(largest)) // _DIGITS))):
+        above = numbers // _ROWS_OF_BLOCK**group if group else numbers
+        # At or beyond 10**4, the remainder, as one that stands behind other digits.
+        found = np.minimum(above, above % _ROWS_OF_BLOCK + _ROWS_OF_BLOCK)
         texts = np.strings.add(texts, (inner if group else last).take(found))
     return texts
 

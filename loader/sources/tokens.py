@@ -21,6 +21,7 @@ from loader.sources.digests import Cache
 from loader.sources.documents import borders_by_index, borders_by_token
 from loader.sources.file_source import FileSource
 from loader.sources.files import Data, FileRows, FileSet
+from loader.sources.identifiers import with_numbers
 from loader.sources.protocol import Field
 from loader.sources.windows import Windows
 
@@ -135,12 +136,13 @@ class TokenSource(FileSource):
           IndexError: there is no such row.
           ValueError: a file has changed, or a token id is not in the vocabulary; names the file.
         """
+        if len(self.files) == 1 and rows.size and not self._pad:  # the least that a batch costs
+            self.file_rows.check(rows)
+            self.files.check(0, int(rows[0]))
+            tokens = self._maps[0].windows[self._windows.offsets(rows)]
+            return {"tokens": self._checked(tokens, rows)}
         files, places = self.file_rows.locate(rows)
         starts, left = self._windows.place(rows)
-        if len(self.files) == 1 and rows.size and not self._pad:  # the least that a batch costs
-            self.files.check(0, int(rows[0]))
-            tokens = self._maps[0].windows[starts]
-            return {"tokens": self._checked(tokens, files, starts)}
         numbers = files.tolist()
         for number, place in dict(zip(numbers, places.tolist(), strict=True)).items():
             self.files.check(number, place)
@@ -149,7 +151,7 @@ class TokenSource(FileSource):
         each = zip(numbers, starts.tolist(), lengths.tolist(), strict=True)
         for slot, (number, start, length) in enumerate(each):
             tokens[slot, :length] = self._maps[number].tokens[start : start + length]
-        made = {"tokens": self._checked(tokens, files, starts)}
+        made = {"tokens": self._checked(tokens, rows)}
         return made | {"length": lengths.astype(np.int32)} if self._pad else made
 
     def read_file(self, number: int, rows: npt.NDArray[np.int64], /) -> dict[str, npt.NDArray[Any]]:
@@ -162,14 +164,14 @@ class TokenSource(FileSource):
             return self._ids.rows_of(ids)
         return np.where((ids >= 0) & (ids < len(self)), ids, -1)
 
-    def _checked(
-        self, tokens: npt.NDArray[Any], files: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]
-    ) -> npt.NDArray[Any]:
-        """The tokens as a batch holds them, if all are in the vocabulary."""
+    def _checked(self, tokens: npt.NDArray[Any], rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """The tokens of some rows as a batch holds them, if all are in the vocabulary."""
         if self._limit is not None and tokens.max(initial=0) >= self._limit:
             slot, place = np.argwhere(tokens >= self._limit)[0].tolist()
+            row = rows[slot : slot + 1]
+            [file], [start] = self.file_rows.locate(row)[0], self._windows.offsets(row)
             raise ValueError(
-                f"file {self.files.names[files[slot]]}, offset {starts[slot] + place}: there is the "
+                f"file {self.files.names[file]}, offset {start + place}: there is the "
                 f"token id {tokens[slot, place]}, and ids end before {self._limit}; the file is "
                 f"damaged, has another dtype than {self._dtype.name}, or a larger vocabulary"
             )
@@ -227,7 +229,9 @@ class _OffsetIds:
     """IDs of windows that name file and offset: one each, as one window begins at an offset."""
 
     def __init__(self, files: FileSet, rows: FileRows, windows: Windows) -> None:
-        self._names, self._rows, self._windows = files.names, rows, windows
+        self._rows, self._windows = rows, windows
+        self._texts = np.array([f"{name}:" for name in files.names], np.str_)
+        self._largest = int((windows.starts + windows.sizes).max())
         self._numbers = {name: number for number, name in enumerate(files.names)}
         digest = hashlib.sha256(json.dumps(["file:offset", files.names, windows.stride]).encode())
         for array in (windows.counts, windows.firsts, windows.starts):
@@ -235,9 +239,12 @@ class _OffsetIds:
         self.column: Final = ColumnDigest("str", (), "sha256:" + digest.hexdigest())
 
     def __call__(self, rows: npt.NDArray[np.int64], /) -> npt.NDArray[np.str_]:
-        names, (files, _) = self._names, self._rows.locate(rows)
-        pairs = zip(files.tolist(), self._windows.place(rows)[0].tolist(), strict=True)
-        return np.array([f"{names[file]}:{offset}" for file, offset in pairs], np.str_)
+        texts = self._texts
+        if len(texts) == 1:
+            self._rows.check(rows)
+        else:
+            texts = texts.take(self._rows.locate(rows)[0])
+        return with_numbers(texts, self._windows.offsets(rows), self._largest)
 
     def rows_of(self, ids: npt.NDArray[Any], /) -> npt.NDArray[np.int64]:
         return np.array([self._row_of(one) for one in ids.tolist()], np.int64)

@@ -71,12 +71,16 @@ class Windows:
         firsts = np.cumsum(each) - each
         return cls(stride, np.array(counts), np.array(cuts), firsts, starts, sizes)
 
-    def place(self, rows: Int64) -> tuple[Int64, Int64]:
-        """For ``rows: int64[k]`` the offsets at which they begin, and how many tokens their stretches have from there."""
+    def offsets(self, rows: Int64) -> Int64:
+        """The offsets in their files at which the windows ``rows: int64[k]`` begin: int64[k]."""
         if len(self.firsts) == 1:  # the usual file without documents, in a third of the time
-            gone = rows * self.stride
-            return gone + self.starts[0], self.sizes[0] - gone
-        at = np.searchsorted(self.firsts, rows, "right") - 1
+            begins: Int64 = rows * self.stride + self.starts[0]
+            return begins
+        return self.place(rows)[0]
+
+    def place(self, rows: Int64) -> tuple[Int64, Int64]:
+        """As `offsets`; and how many tokens the windows' stretches have from there on, int64[k]."""
+        at = self.firsts.searchsorted(rows, "right") - 1
         gone = (rows - self.firsts[at]) * self.stride
         return self.starts[at] + gone, self.sizes[at] - gone
 
