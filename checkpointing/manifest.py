@@ -28,6 +28,7 @@ from loader import (
     dataset_digest,
 )
 from loader.fingerprint import read_ids
+from loader.keys import KEYS_VERSION
 from loader.mixture import combined
 from loader.sources import Verify as DataVerify
 from loader.turns import TURNS_VERSION
@@ -54,12 +55,14 @@ class StreamIdentity:
       config: `PipelineConfig.to_dict`.
       order_version: of the shuffle kind, see `loader.ORDER_VERSIONS`.
       transform: name and version; ``None`` without one.
+      keys_version: of the records' keys, ``None`` where the batches have none.
     """
 
     fingerprint: Fingerprint
     config: Mapping[str, Any]
     order_version: int
     transform: Mapping[str, str] | None
+    keys_version: int | None
 
     @classmethod
     def of_pipeline(cls, pipeline: Pipeline, verify: DataVerify = "cache") -> "StreamIdentity":
@@ -75,6 +78,7 @@ class StreamIdentity:
             pipeline.config.to_dict(),
             loader.ORDER_VERSIONS[pipeline.config.shuffle],
             transform_identity(pipeline.transform),
+            KEYS_VERSION if pipeline.config.record_keys else None,
         )
 
     def diff_stream(self, now: "StreamIdentity", source: Any) -> list[Difference]:
@@ -83,16 +87,25 @@ class StreamIdentity:
             *self.fingerprint.diff(now.fingerprint, source),
             *_diff_mappings("", self.config, now.config),
             *_diff_values("order_version", self.order_version, now.order_version),
+            *self._diff_keys(now),
             *_diff_mappings("transform.", self.transform or {}, now.transform or {}),
         ]
 
+    def _diff_keys(self, now: "StreamIdentity") -> Iterable[Difference]:
+        # Where one of both has no keys, the config says so.
+        if self.keys_version is None or now.keys_version is None:
+            return []
+        return _diff_values("keys_version", self.keys_version, now.keys_version)
+
     def stream_to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
+        keys = {} if self.keys_version is None else {"keys": {"version": self.keys_version}}
         return {
             "fingerprint": self.fingerprint.to_dict(),
             "config": dict(self.config),
             "order": {"kind": self.config["shuffle"], "version": self.order_version},
             "transform": self.transform,
+            **keys,
         }
 
     @classmethod
@@ -102,12 +115,15 @@ class StreamIdentity:
         kind, version = value["order"]["kind"], value["order"]["version"]
         if kind != config["shuffle"]:
             raise ValueError("its config and its order disagree")
+        if ("keys" in value) != config["record_keys"]:
+            raise ValueError("its config and its keys disagree")
         transform = value["transform"]
         return StreamIdentity(
             Fingerprint.from_dict(value["fingerprint"]),
             config,
             _typed(version, int),
             None if transform is None else _texts(transform),
+            _typed(value["keys"]["version"], int) if config["record_keys"] else None,
         )
 
 
@@ -145,13 +161,13 @@ class Identity(StreamIdentity):
                 {"weights": dict(stream.weights)},
                 TURNS_VERSION,
                 None,
+                None,
                 run_config,
                 leaves,
                 parts,
             )
         one = cls.of_pipeline(stream, verify)
-        values = (one.fingerprint, one.config, one.order_version, one.transform)
-        return cls(*values, run_config, leaves)
+        return cls(**vars(one), run_config=run_config, train_state=leaves)
 
     def diff(self, now: "Identity", stream: Pipeline | Mixture) -> list[Difference]:
         """Everything in which ``now`` differs from this identity, that of a checkpoint."""
@@ -298,8 +314,7 @@ def _identity(value: Mapping[str, Any]) -> Identity:
     leaves = tuple(Leaf.from_dict(leaf) for leaf in value["train_state"])
     if "parts" not in value:
         one = StreamIdentity.stream_from_dict(value)
-        values = (one.fingerprint, one.config, one.order_version, one.transform)
-        return Identity(*values, run_config, leaves)
+        return Identity(**vars(one), run_config=run_config, train_state=leaves)
     parts = {
         _typed(name, str): StreamIdentity.stream_from_dict(part)
         for name, part in _typed(value["parts"], dict).items()
@@ -312,6 +327,7 @@ def _identity(value: Mapping[str, Any]) -> Identity:
         combined({name: part.fingerprint for name, part in parts.items()}),
         {"weights": weights},
         _typed(mixture["version"], int),
+        None,
         None,
         run_config,
         leaves,

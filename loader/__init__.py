@@ -14,6 +14,7 @@ from loader.config import PipelineConfig
 from loader.determinism import Change, TransformReport, check_transform
 from loader.device import Device
 from loader.fingerprint import Difference, Fingerprint, dataset_digest, fingerprint
+from loader.keys import record_keys, rng, uniforms
 from loader.mixture import Mixture
 from loader.order import ORDER_VERSIONS, epoch_order, position_of
 from loader.pipeline import BatchIterator, Pipeline, ReadOptions, RecordReadError
@@ -97,6 +98,9 @@ __all__ = [
     "mixture_provenance",
     "position_of",
     "provenance",
+    "record_keys",
+    "rng",
+    "uniforms",
     "write_array_record",
     "write_npy",
 ]

@@ -49,6 +49,9 @@ class PipelineConfig:
         ``epoch * steps_per_epoch`` plus the place in the epoch. Steps count delivered batches only.
       exclude: IDs of records to leave out (a deletion request): like a bad record under ``"mask"``,
         but never read.
+      record_keys: adds a field ``key``: uint32[batch, 2], from which to draw random augmentation. It
+        depends on seed, epoch and the record's ID alone (see `record_keys`), and is zero in slots
+        that hold no record.
 
     Raises:
       TypeError, ValueError: at construction; one error that names every bad setting.
@@ -62,6 +65,7 @@ class PipelineConfig:
     on_bad_record: BadRecord = "raise"
     skip: tuple[tuple[int, int], ...] = ()
     exclude: tuple[int | str, ...] = ()
+    record_keys: bool = False
 
     def __post_init__(self) -> None:
         problems = []
@@ -148,6 +152,7 @@ _EXPECTED: Final = {
     "on_bad_record": f"one of {', '.join(map(repr, BAD_RECORDS))}",
     "skip": f"pairs of batch numbers (first, end) with 0 <= first < end <= {order.MAX_EPOCH}",
     "exclude": 'record IDs, all int64 or all strings, and none of them -1 or ""',
+    "record_keys": "true or false",
 }
 _CHOICES: Final = {
     "final_batch": FINAL_BATCHES,
@@ -162,9 +167,9 @@ _RANGES: Final = {
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's integers and strings as Python's, so that a config compares and serialises the same."""
-    if isinstance(value, np.integer):
-        return int(value)
+    """NumPy's integers, truth values and strings as Python's, so that a config compares and serialises the same."""
+    if isinstance(value, np.integer | np.bool_):
+        return value.item()
     if isinstance(value, list | tuple | range):
         return tuple(_plain(entry) for entry in value)
     if isinstance(value, np.ndarray | set | frozenset):
@@ -185,6 +190,8 @@ def _problems(name: str, value: Any) -> list[tuple[type[Exception], str]]:
         if not isinstance(value, str):
             return [(TypeError, text)]
         return [] if value in _CHOICES[name] else [(ValueError, text)]
+    if name == "record_keys":
+        return [] if isinstance(value, bool) else [(TypeError, text)]
     if value is None and name == "num_epochs":
         return []
     if isinstance(value, bool) or not isinstance(value, int):

@@ -41,7 +41,7 @@ class Mixture:
     Raises:
       TypeError, ValueError: no parts, or more than 256; a weight that is no number above 0, or
         missing; weights that take too long a round; parts whose fields differ, or that have a field
-        ``part``; a mixture without a batch.
+        ``part``; parts with ``record_keys`` beside others without; a mixture without a batch.
     """
 
     def __init__(
@@ -299,6 +299,12 @@ def _checked_parts(parts: Mapping[str, Pipeline]) -> dict[str, Pipeline]:
     ordered = {name: parts[name] for name in sorted(parts)}
     (first, pattern), *others = ordered.items()
     for name, pipeline in others:
+        if pipeline.config.record_keys != pattern.config.record_keys:
+            raise ValueError(
+                f"record_keys is {pattern.config.record_keys} in part {first!r}, and "
+                f"{pipeline.config.record_keys} in {name!r}: a training step takes one kind of batch. "
+                "Set it in all parts, or in none"
+            )
         # What a transform makes of the fields shows in its batches only.
         if pattern.transform is None and pipeline.transform is None:
             kinds = [

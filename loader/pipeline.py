@@ -23,6 +23,7 @@ from loader.batching import Batch, Grid, Position, Segment, spread
 from loader.config import PipelineConfig
 from loader.device import Device, check_device, sharding_of, to_device
 from loader.fingerprint import Fingerprint, read_fields, read_ids
+from loader.keys import KEY_FIELD, check_key_field, record_keys, rng
 from loader.order import EpochOrder, Rows
 from loader.processes import WHOLE, Shard, check_shard, shard_of_process
 from loader.sources import RecordSource, Verify, check_source, fingerprint_of
@@ -42,6 +43,8 @@ _log: Final = logging.getLogger(__name__)
 _CHECKED_FOR_EXCLUDED: Final = 1 << 20
 _TRIED_FOR_STRUCTURE: Final = 1024
 _STATE_KEYS: Final = ("epoch", "offset", "step")
+#: What tells of the records themselves. A transform cannot change it.
+_OWN_FIELDS: Final = ("id", "mask")
 #: Reads in the caller's thread. For data in memory Grain's threads cost more than they bring.
 _NO_THREADS: Final = ReadOptions(num_threads=0, prefetch_buffer_size=0)
 
@@ -76,14 +79,16 @@ class Pipeline:
     """A stream of batches over a source: a pure function of (source, config, transform).
 
     Each batch is a dict of NumPy arrays with a leading batch axis: ``id`` (int64 or str), ``mask``
-    (bool, False where a slot holds no record) and the source's fields, as changed by the transform.
+    (bool, False where a slot holds no record), under ``record_keys`` ``key`` (uint32[batch, 2]), and
+    the source's fields, as changed by the transform.
 
     Args:
       source: a `RecordSource`.
       config: what decides the stream.
       transform: from a batch to the batch that is delivered. It sees real records only (padding is
-        added after it), must keep the leading axis, and must be a pure function of the batch. It is
-        known to checkpoints by its name and by its attribute ``version``, if it has one: change
+        added after it), must keep the leading axis, and must be a pure function of the batch; what is
+        random in it, it draws from ``key`` (see `rng` and `uniforms`). ``id``, ``mask`` and ``key``
+        it may leave out, but not change: they are delivered as they are. It is known to checkpoints by its name and by its attribute ``version``, if it has one: change
         the version when you change what it does.
 
     Raises:
@@ -98,6 +103,7 @@ class Pipeline:
         if transform is not None and not callable(transform):
             raise TypeError(f"transform must be callable, not {transform!r}")
         self.fields = check_source(source)
+        check_key_field(self.fields, config)
         self.source = source
         self.config = config
         self.transform = transform
@@ -235,6 +241,14 @@ class Pipeline:
         rows = self._order.rows(epoch, self.grid.delivered_per_epoch, len(self.source))
         return np.sort(self._ids(rows))
 
+    def rng(self, record_id: int | str, epoch: int) -> np.random.Generator:
+        """NumPy's generator for a record in an epoch: that of its entry in the field ``key`` (see `rng`).
+
+        Raises:
+          TypeError, ValueError: what can be no ID, or no epoch.
+        """
+        return rng(record_keys([record_id], self.config.seed, epoch)[0])
+
     @property
     def bad_records(self) -> dict[int | str, int]:
         """Records that ``on_bad_record="mask"`` has masked in this process: by ID, how many times."""
@@ -298,7 +312,7 @@ class Pipeline:
         if len(rows) == 0:
             return self._empty_batch(position)
         try:
-            return self._gather(rows, ids)
+            return self._gather(rows, ids, position.epoch)
         except Exception as error:  # noqa: BLE001 (whatever a source or a transform may raise)
             return self._without_bad_records(rows, ids, position, error)
 
@@ -306,11 +320,16 @@ class Pipeline:
         """A batch's records in some slots of one that keeps the IDs of all."""
         return {**spread(batch, slots, len(ids)), "id": ids}
 
-    def _gather(self, rows: Rows, ids: npt.NDArray[Any]) -> Batch:
-        """The transformed records of some rows."""
+    def _gather(self, rows: Rows, ids: npt.NDArray[Any], epoch: int) -> Batch:
+        """The transformed records of some rows, as an epoch has them."""
         batch: Batch = {"id": ids, "mask": self._all[: len(rows)].copy()}
+        if self.config.record_keys:
+            batch[KEY_FIELD] = record_keys(ids, self.config.seed, epoch)
         batch.update(read_fields(self.source, rows, self._specs))
-        return batch if self.transform is None else _transformed(self.transform, batch)
+        if self.transform is None:
+            return batch
+        own = (*_OWN_FIELDS, KEY_FIELD) if self.config.record_keys else _OWN_FIELDS
+        return _transformed(self.transform, batch, own)
 
     def _without_bad_records(
         self, rows: Rows, ids: npt.NDArray[Any], position: Position, error: Exception
@@ -318,7 +337,7 @@ class Pipeline:
         """Finds the records at fault in a batch that failed; raises, or leaves their slots empty."""
         bad: list[int] = []
         for i, record_id in enumerate(ids.tolist()):
-            found = self._failure(rows[i], ids[i])
+            found = self._failure(rows[i], ids[i], position.epoch)
             if found is not None:
                 why = f"{type(found).__name__}: {found}"
                 if self.config.on_bad_record == "raise":
@@ -332,13 +351,16 @@ class Pipeline:
             why = f"{type(error).__name__}: {error}"
             raise RecordReadError(position, None, None, why) from error
         good = np.delete(np.arange(len(rows)), bad)
-        kept = self._gather(rows[good], ids[good]) if good.size else self._empty_batch(position)
+        if good.size:
+            kept = self._gather(rows[good], ids[good], position.epoch)
+        else:
+            kept = self._empty_batch(position)
         return self._spread(kept, good, ids)
 
-    def _failure(self, row: np.int64, record_id: Any) -> Exception | None:
+    def _failure(self, row: np.int64, record_id: Any, epoch: int) -> Exception | None:
         """What one record raises when it is read alone."""
         try:
-            self._gather(np.array([row]), np.array([record_id]))
+            self._gather(np.array([row]), np.array([record_id]), epoch)
         except Exception as error:  # noqa: BLE001 (whatever a source or a transform may raise)
             return error
         return None
@@ -348,8 +370,9 @@ class Pipeline:
         for row in range(min(len(self.source), _TRIED_FOR_STRUCTURE)):
             rows = np.array([row], np.int64)
             ids = self._ids(rows)
-            if self._failure(rows[0], ids[0]) is None:
-                return {name: array[:0] for name, array in self._gather(rows, ids).items()}
+            if self._failure(rows[0], ids[0], position.epoch) is None:
+                like = self._gather(rows, ids, position.epoch)
+                return {name: array[:0] for name, array in like.items()}
         why = f"nor can any of the first {_TRIED_FOR_STRUCTURE} records of the source"
         raise RecordReadError(position, None, None, why)
 
@@ -552,13 +575,13 @@ def _excluded(source: RecordSource, config: PipelineConfig) -> npt.NDArray[Any] 
     return excluded
 
 
-def _transformed(transform: Transform, batch: Batch) -> Batch:
-    """The transform's output as NumPy arrays, with the batch's own ``id`` and ``mask``."""
-    ids, mask = batch["id"], batch["mask"]
-    given = transform({**batch, "id": _read_only(ids), "mask": _read_only(mask)})
+def _transformed(transform: Transform, batch: Batch, own: tuple[str, ...]) -> Batch:
+    """The transform's output as NumPy arrays, with those fields that are the pipeline's own as they were."""
+    ids = batch["id"]
+    given = transform({**batch, **{name: _read_only(batch[name]) for name in own}})
     if not isinstance(given, Mapping):
         raise TypeError(f"the transform must return a dict of arrays, not {type(given).__name__}")
-    out: Batch = {"id": ids, "mask": mask}
+    out: Batch = {name: batch[name] for name in own}
     for name, value in given.items():
         if not isinstance(name, str):
             raise TypeError(f"the transform's fields must be named by strings, not {name!r}")
@@ -571,9 +594,10 @@ def _transformed(transform: Transform, batch: Batch) -> Batch:
                 f"the transform's {name!r} is {array.dtype}{list(array.shape)}; for {len(ids)} "
                 "records it must be an array with that first axis, of a dtype of fixed size"
             )
-        if name in ("id", "mask") and not np.array_equal(array, batch[name]):
+        if name in own and not np.array_equal(array, batch[name]):
             raise ValueError(
-                f"the transform changed {name!r}: it tells which records these are, and must stay"
+                f"the transform changed {name!r}: it belongs to the records, and must stay; a field of "
+                "your own needs another name"
             )
         if name not in out:
             out[name] = array

@@ -23,6 +23,7 @@ configs = st.builds(
     num_epochs=st.none() | st.integers(1, 2**63 - 1),
     shuffle=st.sampled_from(["feistel", "permutation", "none"]),
     on_bad_record=st.sampled_from(config.BAD_RECORDS),
+    record_keys=st.booleans(),
 )
 
 NO_INTEGERS: Final[list[Any]] = [
@@ -51,6 +52,7 @@ BAD_VALUES: Final[list[tuple[str, Any, type[Exception]]]] = [
         for name in ("final_batch", "shuffle", "on_bad_record")
         for value in NO_STRINGS
     ],
+    *[("record_keys", value, TypeError) for value in (0, 1, None, "true", "", [True])],
 ]
 
 
@@ -76,6 +78,7 @@ def as_toml(settings: Mapping[str, Any]) -> str:
 def test_defaults_are_one_shuffled_epoch_that_raises_at_a_bad_record() -> None:
     made = make(**GOOD)
     assert (made.num_epochs, made.shuffle, made.on_bad_record) == (1, "feistel", "raise")
+    assert made.record_keys is False
 
 
 def test_final_batch_has_no_default() -> None:
@@ -97,12 +100,21 @@ def test_equal_settings_are_equal_configs_with_equal_hashes() -> None:
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int64, np.uint64])
-def test_numpy_integers_and_strings_become_pythons(kind: type[np.integer[Any]]) -> None:
-    made = make(batch_size=kind(4), seed=kind(17), final_batch=np.str_("pad"), num_epochs=kind(1))
+def test_numpy_integers_truth_values_and_strings_become_pythons(
+    kind: type[np.integer[Any]],
+) -> None:
+    made = make(
+        batch_size=kind(4),
+        seed=kind(17),
+        final_batch=np.str_("pad"),
+        num_epochs=kind(1),
+        record_keys=np.False_,
+    )
     assert made == make(**GOOD)
+    assert make(**GOOD, record_keys=np.True_).record_keys is True
     assert json.loads(json.dumps(made.to_dict())) == make(**GOOD).to_dict()
     for name, value in made.to_dict().items():
-        assert type(value) in {int, str, list}, name
+        assert type(value) in {int, str, list, bool}, name
 
 
 # Round trips

@@ -325,6 +325,7 @@ def test_an_identity_does_not_differ_from_itself_after_a_round_trip() -> None:
         ("on_bad_record", "mask"),
         ("skip", [[1, 2]]),
         ("exclude", [3]),
+        ("record_keys", True),
     ],
 )
 def test_each_setting_of_the_stream_is_compared(setting: str, value: Any) -> None:
@@ -337,6 +338,37 @@ def test_each_setting_of_the_stream_is_compared(setting: str, value: Any) -> Non
 def test_every_setting_is_in_the_list_above() -> None:
     marks: Any = vars(test_each_setting_of_the_stream_is_compared)["pytestmark"]
     assert {name for name, _ in marks[0].args[1]} == PIPELINE.config.to_dict().keys()
+
+
+def test_the_keys_version_is_in_the_manifest_where_there_are_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keyed = a_manifest(a_pipeline(record_keys=True))
+    assert keyed.to_dict()["keys"] == {"version": 1}
+    assert "keys" not in plain()
+    assert Manifest.from_bytes(keyed.to_bytes()) == keyed
+    monkeypatch.setattr(manifests, "KEYS_VERSION", 2)
+    now = identity(a_pipeline(record_keys=True))
+    assert differences(keyed.identity, now)["keys_version"] == ("1", "2")
+    assert "keys_version" not in differences(WHOLE.identity, now)
+
+
+@pytest.mark.parametrize("keys", [None, {}, {"version": "1"}, {"version": True}, [1], 1, ...])
+def test_keys_of_the_wrong_kind_are_refused_though_the_digest_holds(keys: Any) -> None:
+    value = a_manifest(a_pipeline(record_keys=True)).to_dict()
+    value = {**value, "keys": keys} if keys is not ... else {**value}
+    if keys is ...:
+        del value["keys"]
+    with pytest.raises(ValueError, match="the manifest lacks or mistypes a part"):
+        Manifest.from_bytes(seal(value))
+    with pytest.raises(ValueError, match="its config and its keys disagree"):
+        Manifest.from_bytes(seal({**plain(), "keys": {"version": 1}}))
+
+
+def test_a_manifest_from_before_there_were_keys_is_one_without() -> None:
+    old = plain()
+    del old["config"]["record_keys"]
+    assert Manifest.from_bytes(seal(old)) == WHOLE
 
 
 def test_the_orders_version_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ NUMPY_ALONE = (
     "loader.order",
     "loader.fingerprint",
     "loader.file_marks",
+    "loader.keys",
     "loader.leaves",
     "loader.parallel",
     "loader.told_apart",

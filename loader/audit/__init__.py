@@ -25,6 +25,7 @@ from loader.audit.closing import Closing
 from loader.audit.delivered import Alignment, Delivered, FieldCheck
 from loader.audit.due import Due, Place
 from loader.audit.formula import DerivedOrder
+from loader.audit.keys import KeyCheck
 from loader.audit.mixture import Batches, MixedStream, MixtureReport, steps_of_each
 from loader.audit.report import (
     FINDINGS,
@@ -38,6 +39,7 @@ from loader.audit.report import (
 from loader.audit.rows import RowsOfIds
 from loader.audit.stream import Stream
 from loader.config import PipelineConfig
+from loader.keys import check_key_field
 from loader.sources import RecordSource, check_source
 
 __all__ = [
@@ -242,7 +244,8 @@ def _audit(
 ) -> AuditReport:
     tallies = {name: Tally(name) for name in FINDINGS}
     order = DerivedOrder(due.num_records, due.config.seed, due.config.shuffle)
-    check = FieldCheck(source, alignment, tallies["alignment"], transformed=transformed)
+    keys = KeyCheck(due.config.seed) if due.config.record_keys else None
+    check = FieldCheck(source, alignment, tallies["alignment"], keys, transformed=transformed)
     closing = Closing(source, order, tallies)
     stream = Stream(source, due, order, RowsOfIds(source), check, tallies, closing.close)
     first_step = due.step(due.first)
@@ -267,7 +270,7 @@ def _audit(
         check.compared,
         check.judged,
         order.checked,
-        tuple(_notes(due, check, alignment, order, masks=masks, transformed=transformed)),
+        tuple(_notes(due, check, alignment, order, keys, masks=masks, transformed=transformed)),
     )
     findings = {name: tally.finding() for name, tally in tallies.items()}
     return AuditReport(
@@ -284,6 +287,7 @@ def _notes(
     check: FieldCheck,
     alignment: Alignment | None,
     order: DerivedOrder,
+    keys: KeyCheck | None,
     *,
     masks: bool,
     transformed: bool,
@@ -302,6 +306,8 @@ def _notes(
     yield (
         f"{order.checked:,} positions of the order were derived a second time, by a slow formula"
     )
+    if keys is not None:
+        yield f"{keys.checked:,} keys of records were derived a second time, by a slow formula"
 
 
 def _add_faults_of_formula(
@@ -327,7 +333,7 @@ def _due(
     """What is due in some epochs."""
     if not isinstance(config, PipelineConfig):
         raise TypeError(f"config must be a PipelineConfig, not {type(config).__name__}")
-    check_source(source)
+    check_key_field(check_source(source), config)
     due = Due(len(source), config, 0, None)
     if due.batches_per_epoch == 0:
         raise ValueError(f"no epoch has a batch: {due.num_records} records, and {config}")

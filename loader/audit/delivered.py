@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from loader.audit.keys import KeyCheck
 from loader.audit.report import Offender, Tally
+from loader.keys import KEY_FIELD
 from loader.sources import RecordSource
 
 Alignment = Callable[[dict[str, Any]], Any]
@@ -85,11 +87,18 @@ class FieldCheck:
     """
 
     def __init__(
-        self, source: RecordSource, alignment: Alignment | None, tally: Tally, *, transformed: bool
+        self,
+        source: RecordSource,
+        alignment: Alignment | None,
+        tally: Tally,
+        keys: KeyCheck | None,
+        *,
+        transformed: bool,
     ) -> None:
         self._source = source
         self._alignment = alignment
         self._tally = tally
+        self._keys = keys
         self._specs = {n: (np.dtype(f.dtype), tuple(f.shape)) for n, f in source.fields.items()}
         self._compare: bool | None = False if transformed else None
         self.compared = self.judged = 0
@@ -136,6 +145,10 @@ class FieldCheck:
         if self._compare and at.size:
             faults += self._against_source(batch, rows, at)
             self.compared += len(at)
+        keys = batch.fields.get(KEY_FIELD)
+        # A transform of someone else's may have taken them out.
+        if self._keys is not None and at.size and (self._compare or keys is not None):
+            faults += self._keys.faults(keys, batch.ids, at, epoch)
         for name, field in batch.fields.items():
             full = np.flatnonzero(empty) if empty.any() and len(field) == len(empty) else at[:0]
             if full.size:
@@ -170,8 +183,9 @@ class FieldCheck:
     def _against_source(
         self, batch: Delivered, rows: npt.NDArray[np.int64], at: npt.NDArray[np.int64]
     ) -> list[tuple[npt.NDArray[np.int64], str, str | None]]:
+        known = {*self._specs, *([KEY_FIELD] if self._keys is not None else [])}
         faults: list[tuple[npt.NDArray[np.int64], str, str | None]] = [
-            (at, "no field of the source", name) for name in batch.fields if name not in self._specs
+            (at, "no field of the source", name) for name in batch.fields if name not in known
         ]
         records, unreadable = self._read(rows[at])
         faults.append((at[unreadable], "the source cannot read the record again", None))

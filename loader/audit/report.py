@@ -141,8 +141,8 @@ class AuditReport:
         ``final_batch`` has them. Records that the config leaves out are in ``left_out``.
       order: records that came in another place than the order has it, batches that begin or end
         elsewhere, and orders that are not what their formula says.
-      alignment: records whose fields are not those of the source's record of that ID, or that the
-        user's alignment function rejects; masked slots that hold something.
+      alignment: records whose fields are not those of the source's record of that ID, whose key is
+        not theirs, or that the user's alignment function rejects; masked slots that hold something.
       epochs: the counts of each epoch; epochs that ``skip`` leaves out whole have none.
       left_out: records that did not come, as the config has it, by cause, over all epochs.
       left_out_sample: some of their IDs, by cause, 16 at most.
