@@ -36,13 +36,10 @@ class Position:
     step: int = 0
 
     def __init__(self, epoch: int = 0, offset: int = 0, step: int = 0) -> None:
-        # Made once a batch: the usual case must cost next to nothing.
+        # Made once a batch: the usual case must cost next to nothing. (Of several integers' bits, | is
+        # negative if one of them is.)
         if not (
-            type(epoch) is type(offset) is type(step) is int
-            and epoch >= 0
-            and offset >= 0
-            and step >= 0
-            and epoch | offset | step < _LIMIT
+            type(epoch) is type(offset) is type(step) is int and 0 <= epoch | offset | step < _LIMIT
         ):
             epoch, offset, step = (
                 _checked(name, value)

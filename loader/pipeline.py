@@ -276,10 +276,13 @@ class Pipeline:
         Raises:
           RecordReadError: a record cannot be read or transformed (see ``on_bad_record``).
         """
-        size = self.config.batch_size // shard.count
-        stop = self.grid.stop(position)
-        low = min(position.offset + shard.index * size, stop)
-        rows = self._order.rows(position.epoch, low, min(low + size, stop))
+        size = self.config.batch_size
+        start, stop = position.offset, self.grid.stop(position)
+        if shard.count > 1:
+            size //= shard.count
+            start = min(start + shard.index * size, stop)
+            stop = min(start + size, stop)
+        rows = self._order.rows(position.epoch, start, stop)
         ids = read_ids(self.source, rows)
         if self._excluded is None or not (excluded := np.isin(ids, self._excluded)).any():
             batch = self._good_records(rows, ids, position)

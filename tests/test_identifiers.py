@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from loader.sources.files import FileRows, FileSet
-from loader.sources.identifiers import IdRule, Ids, make_ids, with_numbers
+from loader.sources.identifiers import IdRule, Ids, make_ids
 
 COUNTS = [3, 1, 12_345]
 
@@ -48,19 +46,6 @@ def test_file_and_row_name_each_record(files: FileSet) -> None:
 def test_a_row_that_is_not_there_has_no_name(files: FileSet, row: int) -> None:
     with pytest.raises(IndexError, match=f"rows run from 0 to {sum(COUNTS) - 1}"):
         made(files, "file:row")(np.array([3, row]))
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(["a:", "train/00017.bin:", ":"]), st.integers(0, 2**63 - 1)),
-        min_size=1,
-    )
-)
-def test_numbers_are_put_to_texts_as_python_writes_them(parts: list[tuple[str, int]]) -> None:
-    texts, numbers = (list(column) for column in zip(*parts, strict=True))
-    for largest in (max(numbers), 2**63 - 1):
-        found = with_numbers(np.array(texts), np.array(numbers), largest)
-        assert found.tolist() == [f"{text}{number}" for text, number in parts]
 
 
 def test_row_numbers_are_a_copy(files: FileSet) -> None:

@@ -207,8 +207,12 @@ class FileRows:
         Raises:
           IndexError: there is no such row.
         """
-        # As numbers without a sign, those below 0 are beyond all others.
-        if rows.size and int(rows.astype(np.uint64).max()) >= len(self):
+        if rows.size == 0:
+            return
+        # Once a batch. Without a sign, what is below 0 is beyond all others; and where the largest is
+        # NumPy tells in a fifth of the time that it takes to tell which it is.
+        unsigned = rows.astype(np.uint64)
+        if unsigned.item(unsigned.argmax()) >= len(self):
             raise IndexError(f"rows run from 0 to {len(self) - 1}, and these are {rows}")
 
     def locate(
@@ -220,6 +224,8 @@ class FileRows:
           IndexError: there is no such row.
         """
         self.check(rows)
+        if len(self.starts) == 2:
+            return np.zeros(rows.shape, np.int64), rows
         files = self.starts.searchsorted(rows, "right") - 1
         return files, rows - self.starts.take(files)
 

@@ -5,7 +5,6 @@ An ID is an integer or a string that stays with its record. ``"file:row"``, such
 files are added. ``"row"`` is the number over all files, which stays when files are added at the end.
 """
 
-import functools
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from loader.fingerprint import ColumnDigest, check_ids, read_ids
 from loader.sources.files import FileRows, FileSet
 from loader.sources.kept import KeptIds
+from loader.sources.numbered import NumberedNames
 from loader.sources.unique import scan_ids
 
 FILE_ROW: Final = "file:row"
@@ -32,8 +32,6 @@ IdRule = str | Callable[[Rows], npt.ArrayLike]
 ReadColumn = Callable[[str, int], npt.NDArray[Any] | Iterable[npt.NDArray[Any]]]
 
 _BLOCK_ROWS: Final = 1 << 18
-_DIGITS: Final = 4  # of a number that are made into text in one look at a table
-_ROWS_OF_BLOCK: Final = 10**_DIGITS
 
 
 class Ids(Protocol):
@@ -129,59 +127,14 @@ class _RowIds:
 
 
 class _FileRowIds:
-    """IDs by blocks of 10**4 rows of one file: what comes before their last digits is made once."""
-
     def __init__(self, files: FileSet, rows: FileRows) -> None:
-        self._rows = rows
-        counts = rows.counts
-        blocks = -(-counts // _ROWS_OF_BLOCK)
-        file_of = np.repeat(np.arange(len(counts)), blocks)
-        above = np.arange(len(file_of)) - np.repeat(np.cumsum(blocks) - blocks, blocks)
-        names = np.array([f"{name}:" for name in files.names], np.str_).take(file_of)
-        self._heads = np.where(above == 0, names, with_numbers(names, above, int(above.max())))
-        firsts = rows.starts.take(file_of) + above * _ROWS_OF_BLOCK
-        self._next_firsts = firsts[1:]
-        # In the table of digits, those that stand behind others come second.
-        self._shifts = firsts - np.where(above == 0, 0, _ROWS_OF_BLOCK)
+        self._rows, self._texts = rows, NumberedNames(files.names, rows.counts)
         self.column: Final = ColumnDigest(
-            "str", (), _digest([FILE_ROW, files.names, counts.tolist()])
+            "str", (), _digest([FILE_ROW, files.names, rows.counts.tolist()])
         )
 
     def __call__(self, rows: Rows, /) -> npt.NDArray[Any]:
-        self._rows.check(rows)
-        blocks = self._next_firsts.searchsorted(rows, "right")
-        digits = _tables()[1].take(rows - self._shifts.take(blocks))
-        return np.strings.add(self._heads.take(blocks), digits)
-
-
-def with_numbers(texts: npt.NDArray[np.str_], numbers: Rows, largest: int) -> npt.NDArray[np.str_]:
-    """``texts: str[k]``, each with a number put to its end, as Python writes it.
-
-    Groups of digits are looked up: for a batch of 256, three times as fast as formatting each number.
-
-    Args:
-      texts: ``str[k]``.
-      numbers: ``int64[k]``, from 0 on.
-      largest: that numbers can be.
-    """
-    inner, last = _tables()
-    for group in reversed(range(-(-len(str(largest)) // _DIGITS))):
-        above = numbers // _ROWS_OF_BLOCK**group if group else numbers
-        # At or beyond 10**4, the remainder, as one that stands behind other digits.
-        found = np.minimum(above, above % _ROWS_OF_BLOCK + _ROWS_OF_BLOCK)
-        texts = np.strings.add(texts, (inner if group else last).take(found))
-    return texts
-
-
-@functools.cache
-def _tables() -> tuple[npt.NDArray[np.str_], npt.NDArray[np.str_]]:
-    """Texts of all groups of digits: those that others follow, and the last of a number.
-
-    At ``digits`` stands what begins a number, and at ``digits + 10**4`` what comes behind other digits.
-    """
-    alone = [str(number) for number in range(10**_DIGITS)]
-    padded = [text.zfill(_DIGITS) for text in alone]
-    return np.array(["", *alone[1:], *padded]), np.array(alone + padded)
+        return self._texts(*self._rows.locate(rows))
 
 
 class _FunctionIds:
