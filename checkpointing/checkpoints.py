@@ -2,7 +2,7 @@
 
 Orbax writes the arrays of a step, where it looks for them; one rename, once all else is written too,
 makes train state, iterator and manifest visible together. Several JAX processes write one step: each
-its arrays, and the first one all that there is once (see `processes`).
+its arrays, and the first one all that there is once (see `group`).
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import json
 import logging
 import os
 import pathlib
@@ -35,9 +36,11 @@ from checkpointing.directory import (
     RunDirectory,
     StepDamagedError,
     Verify,
+    seal_part,
     seal_step,
 )
 from checkpointing.errors import CheckpointDamagedError, CheckpointMismatchError
+from checkpointing.group import ElsewhereError, Processes
 from checkpointing.manifest import (
     ALLOWABLE,
     Identity,
@@ -48,7 +51,6 @@ from checkpointing.manifest import (
     package_versions,
     transform_identity,
 )
-from checkpointing.processes import ElsewhereError, Processes
 from checkpointing.signals import StopRequest, stop_requests
 from checkpointing.step_log import OnBatch, step_log_of_environment
 from checkpointing.train_state import (
@@ -85,6 +87,8 @@ _FILE_BYTES: Final = 32 << 20
 _MAX_FILE_BYTES: Final = 2 << 30
 #: As many of the newest steps are told in an error.
 _SHOWN_STEPS: Final = 4
+_SHOWN_DIGITS: Final = 16
+_BEGIN_SAVE: Final = "begin a save"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,6 +160,8 @@ class Checkpoints:
         self._damaged: dict[int, str] = {}
         self._stop = StopRequest()
         self._stops = False
+        #: Whether this process could not begin the last save, of several.
+        self._failed_here = False
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -234,7 +240,7 @@ class Checkpoints:
         leaves = describe(train_state)
         identity = Identity.of(self._pipeline, self._run_config, leaves, verify_data)
         self._damaged = {}
-        for step in reversed(self._common_steps()):
+        for step in reversed(self._common_steps(identity)):
             try:
                 found, changes = self._checked(step, identity, frozenset(allow), verify)
                 restored = self._restored(found, train_state, verify)
@@ -270,7 +276,9 @@ class Checkpoints:
 
         Raises:
           RuntimeError: an earlier save in the background has failed (this one was begun all the
-            same), or this one could not begin. Earlier checkpoints are intact.
+            same, unless there are several processes), or this one could not begin. Earlier
+            checkpoints are intact. Of several processes each raises it at the next save that is
+            due, or where it waits for the saves.
           TypeError, ValueError: ``batches`` is not from this run, or the train state is not one
             that could be resumed (other leaves than at `resume`, or another step).
           SystemExit: inside `stop_on_signals`, after a signal.
@@ -280,10 +288,13 @@ class Checkpoints:
         step = position.step
         stopped_by = self._stop_signal(step)
         due = force or stopped_by is not None or (step > 0 and step % self._save_every == 0)
+        several = self._processes.are_several
+        if due and several:
+            self._writer.settle()  # what the last save has come to is to be known to all of them, or none
         begun = due and step != self._writer.last_step
         if begun:
-            self._begin_save(resumed, position, train_state)
-        elif not self._processes.are_several:  # of whom one would raise it sooner than the others
+            begun = self._begin_save(resumed, position, train_state)
+        elif not several:  # of whom one would raise it sooner than the others
             self._writer.raise_error()
         if stopped_by is not None:
             self.wait()
@@ -291,14 +302,28 @@ class Checkpoints:
             raise SystemExit(128 + stopped_by)
         return begun
 
-    def _begin_save(self, resumed: "_Resumed", position: Position, train_state: Any) -> None:
+    def _begin_save(self, resumed: "_Resumed", position: Position, train_state: Any) -> bool:
         number = self._processes.number()
+        error = self._writer.wait()
+        if self._processes.are_several and (error is not None or self._failed_here):
+            # Of a save that fails on one process, that one raises the error at once, and the others
+            # here. It may not be there any more, and if it is, it leaves this one out too.
+            self._failed_here = False
+            if error is not None:
+                raise error
+            return False
         try:
             self._begin_save_here(number, resumed, position, train_state)
-        except Exception as error:
-            # The others have begun it, and wait for this one.
-            self._writer.tell(number, position.step, error)
+        except Exception as now:
+            if error is not None:
+                now.add_note(f"Before it: {error}")
+            if self._processes.are_several:
+                self._failed_here = True
+                self._writer.tell(number, now)
             raise
+        if error is not None:
+            raise error
+        return True
 
     def _begin_save_here(
         self, number: int, resumed: "_Resumed", position: Position, train_state: Any
@@ -317,32 +342,19 @@ class Checkpoints:
                 f"step {step} comes before step {self._writer.last_step}, which is saved already: the "
                 "iterator was moved back. Go on from an older step in a directory of its own"
             )
-        error = self._writer.wait()
-        try:
-            if self._processes.is_first:
-                self._make_way(step)
-            self._damaged.pop(step, None)
-            stored = to_stored(train_state, several_processes=self._processes.are_several)
-            manifest = self._manifest(resumed, position, leaves)
-            self._writer.begin(number, manifest, stored, self._damaged)
-        except Exception as now:
-            if error is not None:
-                now.add_note(f"Before it: {error}")
-            raise
-        if error is not None:
-            raise error
+        if self._processes.is_first:
+            self._make_way(step)
+        self._damaged.pop(step, None)
+        stored = to_stored(train_state, several_processes=self._processes.are_several)
+        identity = dataclasses.replace(resumed.identity, train_state=leaves)
+        manifest = self._manifest(identity, resumed.history, position)
+        self._writer.begin(number, manifest, stored, self._damaged)
 
     def _manifest(
-        self, resumed: "_Resumed", position: Position, leaves: tuple[Leaf, ...]
+        self, identity: Identity, history: tuple[Mapping[str, Any], ...], position: Position
     ) -> Manifest:
-        return Manifest(
-            position.step,
-            position,
-            dataclasses.replace(resumed.identity, train_state=leaves),
-            next_ids(self._pipeline, position),
-            resumed.history,
-            package_versions(),
-        )
+        ids = next_ids(self._pipeline, position)
+        return Manifest(position.step, position, identity, ids, history, package_versions())
 
     @contextlib.contextmanager
     def stop_on_signals(
@@ -421,13 +433,16 @@ class Checkpoints:
                 "there; make another Checkpoints"
             )
 
-    def _common_steps(self) -> list[int]:
-        """All steps, if every process finds the same ones."""
+    def _common_steps(self, identity: Identity) -> list[int]:
+        """All steps, if every process finds the same ones, and is about to run the same stream."""
         return self._processes.together(
             self._processes.number(),
-            "steps",
+            "resume",
             self.steps,
-            lambda steps: f"steps {steps[-_SHOWN_STEPS:]} ({len(steps)}) in {self._shown}",
+            lambda steps: {
+                "the list of steps": f"{steps[-_SHOWN_STEPS:]} ({len(steps)} of them)",
+                **_told(self._manifest(identity, (), Position())),
+            },
         )
 
     def _checked(
@@ -436,14 +451,14 @@ class Checkpoints:
         """A step's manifest and the changes since then, if the step is whole and of this run on every process."""
 
         def check() -> tuple[Manifest, dict[str, list[Any]]]:
-            # What one process has digested, the others need not read once more.
-            found = self._directory.check(step, verify if self._processes.is_first else "manifest")
+            share = (self._processes.index, self._processes.count)
+            found = self._directory.check(step, verify, share)
             return found, self._match(found, identity, allow)
 
         number = self._processes.number()
         try:
             return self._processes.together(
-                number, "check", check, lambda checked: f"step {step} of {checked[0].digest()}"
+                number, "check a checkpoint", check, lambda checked: _told(checked[0])
             )
         except ElsewhereError as error:
             if error.kind == StepDamagedError.__name__:
@@ -458,7 +473,7 @@ class Checkpoints:
         number = self._processes.number()
         try:
             return self._processes.together(
-                number, "restore", lambda: self._restore(found, train_state, verify)
+                number, "restore a checkpoint", lambda: self._restore(found, train_state, verify)
             )
         except ElsewhereError as error:
             if error.kind == StepDamagedError.__name__:
@@ -671,7 +686,11 @@ class _Writer:
         self._processes = processes
         # What the standard handler is made of; that one checks each leaf once more, which takes its time.
         self._handler = ocp.PyTreeCheckpointHandler(save_concurrent_gb=_MAX_WRITING_GB)
-        self._orbax = ocp.Checkpointer(self._handler)
+        # Alone, else it has all processes wait for each other at each save, for as long as that takes.
+        alone = ocp.options.MultiprocessingOptions(
+            active_processes={processes.index}, barrier_sync_key_prefix=f"regrain_{processes.index}"
+        )
+        self._orbax = ocp.Checkpointer(self._handler, multiprocessing_options=alone)
         _open_writers.add(self)
         # An event, since Thread.join takes a thread for ended when Ctrl-C interrupts it.
         self._idle = threading.Event()
@@ -708,15 +727,15 @@ class _Writer:
                 raise self._failed(step, error) from error
             raise
 
-    def tell(self, number: int, step: int, error: Exception) -> None:
+    def tell(self, number: int, error: Exception) -> None:
         """Has a save that could not begin here fail on the other processes too, if it has begun there."""
-        if number != self._last_begun and self._processes.are_several:
 
-            def fail() -> None:
-                raise error
+        def fail() -> None:
+            raise error
 
+        if number != self._last_begun:
             with contextlib.suppress(Exception):
-                self._processes.together(number, f"begin step {step}", fail)
+                self._processes.together(number, _BEGIN_SAVE, fail)
 
     def _start(self, save: "_Save", stored: Any) -> None:
         gate = save.copied
@@ -735,6 +754,10 @@ class _Writer:
             gate.open()
         finally:
             gate.close()
+
+    def settle(self) -> None:
+        """Waits for the save under way."""
+        self._idle.wait()
 
     def wait(self) -> Exception | None:
         """Waits for the save under way; returns the error that no call has told of yet, once."""
@@ -766,10 +789,11 @@ class _Writer:
         step = save.manifest.step
         try:
             # Only then has the first process made the directory.
-            self._together(save, "begin", lambda: None, lambda _: save.digest())
+            together = functools.partial(self._processes.together, save.number)
+            together(_BEGIN_SAVE, lambda: None, lambda _: save.told())
             save.arrays.gate.open()
-            self._together(save, "write", save.wait)
-            self._together(save, "commit", functools.partial(self._commit_once, save))
+            together("write a checkpoint", lambda: self._write(save))
+            together("commit a checkpoint", lambda: self._commit_once(save))
         except Exception as error:  # noqa: BLE001 (whatever it is, the next call raises it)
             self._clean(step)
             self.last_step = None
@@ -778,11 +802,11 @@ class _Writer:
         if self._processes.is_first:
             self._delete_old(save)
 
-    def _together(
-        self, save: "_Save", what: str, work: Callable[[], Any], same: Callable[[Any], str] = str
-    ) -> None:
-        what = f"{what} step {save.manifest.step}"
-        self._processes.together(save.number, what, work, same)
+    def _write(self, save: "_Save") -> None:
+        for future in save.writing:
+            future.result()
+        if self._processes.are_several:
+            seal_part(self._directory.unfinished_path(save.manifest.step), self._processes.index)
 
     def _commit_once(self, save: "_Save") -> None:
         if self._processes.is_first:
@@ -857,15 +881,10 @@ class _Save:
         self.copies: dict[str, np.ndarray[Any, Any]] = {}
         self._begun_ns = time.time_ns()
 
-    def digest(self) -> str:
+    def told(self) -> dict[str, str]:
         """What all processes must save alike."""
-        copies = "".join(f" {path} {_sha256(array)}" for path, array in self.copies.items())
-        return f"step {self.manifest.step} of {self.manifest.digest()}{copies}"
-
-    def wait(self) -> None:
-        """Until Orbax has written what this process has to write."""
-        for future in self.writing:
-            future.result()
+        copies = {f"train_state{path}": _sha256(array) for path, array in self.copies.items()}
+        return {**_told(self.manifest), **copies}
 
     def about(self) -> dict[str, Any]:
         """What Orbax keeps with a step: by it, its manager reads all items without being told their kinds."""
@@ -948,10 +967,12 @@ def _opened(path: str | os.PathLike[str], processes: Processes) -> RunDirectory:
         return RunDirectory(path)
     number = processes.number()
     opened = processes.together(
-        number, "open", lambda: RunDirectory(path, write=processes.is_first)
+        number, "open the directory", lambda: RunDirectory(path, write=processes.is_first)
     )
     try:
-        processes.together(number, "find", opened.mark, str)
+        processes.together(
+            number, "find the directory", opened.mark, lambda mark: {"directory": mark}
+        )
     except BaseException:
         opened.close()
         raise
@@ -996,8 +1017,21 @@ def _load(step_path: pathlib.Path, leaves: tuple[Leaf, ...]) -> dict[str, Any]:
     }
 
 
+def _told(manifest: Manifest) -> dict[str, str]:
+    """What all processes must have in common, in few words."""
+    parts = manifest.to_dict()
+    return {
+        "step": str(parts.pop("step")),
+        **{name: _sha256_of(json.dumps(part).encode()) for name, part in parts.items()},
+    }
+
+
+def _sha256_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:_SHOWN_DIGITS]
+
+
 def _sha256(array: np.ndarray[Any, Any]) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+    return _sha256_of(np.ascontiguousarray(array).tobytes())
 
 
 def _file_bytes(stored: Any) -> int:

@@ -39,6 +39,9 @@ _ITERATOR_FILE: Final = f"{ITERATOR_ITEM}/{JSON_FILE}"
 #: Orbax's names for a step's own description of itself, and for a file that says that it is whole.
 _STEP_FILE: Final = "_CHECKPOINT_METADATA"
 _COMMIT_FILE: Final = "commit_success.txt"
+#: Orbax's name for what one process writes of the arrays, and ours for what it then knows of its files.
+_PART_FOLDER: Final = "ocdbt.process_{}"
+_PART_FILE: Final = "part-{}.json"
 _TMP_SUFFIX: Final = ".orbax-checkpoint-tmp"
 _TRASH: Final = ".trash"
 _LOCK: Final = ".lock"
@@ -160,13 +163,17 @@ class RunDirectory:
         self.unfinished_path(step).rename(self.step_path(step))
         sync(self.path)
 
-    def check(self, step: int, verify: Verify = "full") -> Manifest:
+    def check(
+        self, step: int, verify: Verify = "full", share: tuple[int, int] = (0, 1)
+    ) -> Manifest:
         """Reads a step's manifest and checks the step against it.
 
         Args:
           step: its number.
           verify: ``"full"`` reads and digests every file; ``"manifest"`` reads the manifest and the
             iterator's state, and compares names and sizes of the other files.
+          share: number ``i`` of ``n`` processes that check it together: of the other files, each
+            digests its share.
 
         Raises:
           StepDamagedError: something does not hold; says what.
@@ -184,7 +191,7 @@ class RunDirectory:
             for name, entry in manifest.files.items():
                 _check_size(name, files[name], entry)
             if verify == "full":
-                _check_digests(files, manifest)
+                _check_digests(files, manifest, share)
             _check_iterator(path / _ITERATOR_FILE, manifest.position)
         except FileNotFoundError as error:
             missing = os.path.relpath(error.filename, path)
@@ -278,6 +285,41 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_close_locks_after_fork)
 
 
+def seal_part(path: pathlib.Path, process: int) -> None:
+    """Syncs and digests what one of several processes has written of a step's train state.
+
+    Only the machine that has written a file can sync it. What it finds is left for `seal_step`, so
+    that no process has to read the whole train state.
+
+    Args:
+      path: the step's directory, under its temporary name.
+      process: the number of this one.
+    """
+    own = path / TRAIN_STATE_ITEM / _PART_FOLDER.format(process)
+    files = dict(_files_in(own, path)) if own.is_dir() else {}
+    found = [
+        (name, file.lstat().st_mtime_ns, described)
+        for (name, file), described in zip(
+            files.items(), _digested(_describe, files.values()), strict=True
+        )
+    ]
+    if files:
+        _in_threads(sync, [own, *own.rglob("*")], _SYNC_THREADS)
+    (path / _PART_FILE.format(process)).write_text(json.dumps(found), "utf-8")
+
+
+def _take_parts(path: pathlib.Path, files: Mapping[str, pathlib.Path]) -> dict[str, Any]:
+    """What `seal_part` has left: by its name, each file that is as it was then."""
+    taken: dict[str, Any] = {}
+    for left in path.glob(_PART_FILE.format("*")):
+        for name, changed_ns, described in json.loads(_read(left, MAX_MANIFEST_BYTES)):
+            status = files[name].lstat()
+            if (status.st_mtime_ns, status.st_size) == (changed_ns, described["bytes"]):
+                taken[name] = described
+        left.unlink()
+    return taken
+
+
 def seal_step(path: pathlib.Path, manifest: Manifest, about: Mapping[str, Any]) -> None:
     """Finishes a step whose train state is written, but which is not committed yet, and syncs it.
 
@@ -289,13 +331,15 @@ def seal_step(path: pathlib.Path, manifest: Manifest, about: Mapping[str, Any]) 
     position = json.dumps(dataclasses.asdict(manifest.position))
     (path / _ITERATOR_FILE).write_text(position, "utf-8")
     files = dict(_files(path))
-    described = dict(zip(files, _digested(_describe, files.values()), strict=True))
-    sealed = dataclasses.replace(manifest, files=described)
+    taken = _take_parts(path, files)
+    rest = {name: file for name, file in files.items() if name not in taken}
+    found = dict(zip(rest, _digested(_describe, rest.values()), strict=True)) | taken
+    sealed = dataclasses.replace(manifest, files={name: found[name] for name in files})
     (path / _MANIFEST_FILE).write_bytes(sealed.to_bytes())
     (path / _STEP_FILE).write_text(json.dumps(about), "utf-8")
     (path / _COMMIT_FILE).write_text(f"step {manifest.step} is whole", "utf-8")
-    written = [path]
-    written += path.rglob("*")
+    synced = {files[name] for name in taken}
+    written = [path, *(file for file in path.rglob("*") if file not in synced)]
     # Together they cost little more than one by itself: the disk has to settle for each batch of them.
     _in_threads(sync, written, _SYNC_THREADS)
 
@@ -336,12 +380,16 @@ def _files(step: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
     for item in ITEMS:
         if (step / item).is_symlink():
             raise ValueError(f"{item} is a symbolic link")
-        for folder, _, names in os.walk(step / item, onerror=_raise, followlinks=False):
-            for name in sorted(names):
-                path = pathlib.Path(folder, name)
-                inside = path.relative_to(step).as_posix()
-                if inside != _MANIFEST_FILE:
-                    yield inside, path
+        yield from _files_in(step / item, step)
+
+
+def _files_in(top: pathlib.Path, step: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
+    for folder, _, names in os.walk(top, onerror=_raise, followlinks=False):
+        for name in sorted(names):
+            path = pathlib.Path(folder, name)
+            inside = path.relative_to(step).as_posix()
+            if inside != _MANIFEST_FILE:
+                yield inside, path
 
 
 def _digested(
@@ -389,8 +437,11 @@ def _check_size(name: str, path: pathlib.Path, entry: Any) -> None:
         raise ValueError(f"{name} has {status.st_size} bytes instead of {entry['bytes']}")
 
 
-def _check_digests(files: Mapping[str, pathlib.Path], manifest: Manifest) -> None:
-    names = list(manifest.files)
+def _check_digests(
+    files: Mapping[str, pathlib.Path], manifest: Manifest, share: tuple[int, int]
+) -> None:
+    index, count = share
+    names = sorted(manifest.files, key=lambda name: manifest.files[name]["bytes"])[index::count]
     for name, found in zip(
         names, _digested(_describe, [files[name] for name in names]), strict=True
     ):

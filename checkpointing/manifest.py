@@ -245,10 +245,6 @@ class Manifest:
             "files": dict(self.files),
         }
 
-    def digest(self) -> str:
-        """A sha256 of all that it says."""
-        return hashlib.sha256(self.to_bytes()).hexdigest()
-
     def to_bytes(self) -> bytes:
         """Canonical JSON, with ``sha256`` over all the rest of it.
 

@@ -1,12 +1,6 @@
 """Shares of each batch: their union is the stream, for any number of processes; real JAX processes."""
 
 import json
-import os
-import pathlib
-import socket
-import subprocess
-import sys
-import textwrap
 from typing import Any
 
 import jax
@@ -19,8 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import loader
 from loader import ArraySource, Mixture, Pipeline, PipelineConfig, Position, ReadOptions
 from loader.processes import Shard, shard_of_process
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from tests.jax_processes import run_processes
 
 
 def a_pipeline(num_records: int = 101, batch_size: int = 24, **settings: Any) -> Pipeline:
@@ -167,11 +160,7 @@ def test_global_batch_in_one_process() -> None:
 
 
 PROGRAM = """
-import json, sys
-import jax
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-index, count, port = map(int, sys.argv[1:])
-jax.distributed.initialize(f"127.0.0.1:{port}", count, index)
+import json
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -211,42 +200,18 @@ print("FOUND" + json.dumps(found))
 """
 
 
-def run_processes(count: int, devices_each: int) -> list[dict[str, Any]]:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = server.getsockname()[1]
-    environment = {
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices_each}",
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(PROGRAM), str(index), str(count), str(port)],
-            cwd=ROOT,
-            env={**os.environ, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(count)
-    ]
+def found_by(count: int, devices_each: int) -> list[dict[str, Any]]:
     found = []
-    try:
-        for process in processes:
-            out, error = process.communicate(timeout=180)
-            assert process.returncode == 0, error[-4000:]
-            line = next(line for line in out.splitlines() if line.startswith("FOUND"))
-            found.append(json.loads(line.removeprefix("FOUND")))
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    for code, out, error in run_processes(PROGRAM, count, devices_each=devices_each):
+        assert code == 0, error[-4000:]
+        line = next(line for line in out.splitlines() if line.startswith("FOUND"))
+        found.append(json.loads(line.removeprefix("FOUND")))
     return found
 
 
 @pytest.mark.parametrize(("count", "devices_each"), [(2, 2), (3, 1)])
 def test_jax_processes_make_up_the_stream(count: int, devices_each: int) -> None:
-    found = run_processes(count, devices_each)
+    found = found_by(count, devices_each)
     pipeline = a_pipeline()
     for step, batch in enumerate(pipeline):
         ids = [i for process in found for i in process["own"][step]]

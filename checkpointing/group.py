@@ -6,7 +6,8 @@ initialized: a short text from each process to the first one, and its verdict ba
 
 import itertools
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 Result = TypeVar("Result")
@@ -47,6 +48,8 @@ class Processes:
         self._timeout_s = timeout_s
         self._group = next(_groups) if client else 0
         self._numbers = itertools.count()
+        #: What has gone wrong between the processes. No two of them can be taken to be at one place since.
+        self._lost: RuntimeError | None = None
 
     @property
     def are_several(self) -> bool:
@@ -67,7 +70,7 @@ class Processes:
         number: int,
         what: str,
         work: Callable[[], Result],
-        same: Callable[[Result], str] = lambda _: "",
+        same: Callable[[Result], Mapping[str, str]] = lambda _: {},
     ) -> Result:
         """Does something on every process, and waits until all have done it.
 
@@ -75,14 +78,14 @@ class Processes:
           number: from `number`.
           what: names it, once for each number; for the error too.
           work: what to do.
-          same: of its result, what all processes must have in common: a short text.
+          same: of its result, what all processes must have in common: short texts by name.
 
         Returns:
           The result of ``work``.
 
         Raises:
           ElsewhereError: another process has failed, or its result differs from that of process 0.
-          RuntimeError: not all of them came in time.
+          RuntimeError: not all of them came in time; from then on it is raised at once.
           Exception: what ``work`` has raised, where no other process has failed in a worse way.
         """
         if self._client is None:
@@ -90,24 +93,27 @@ class Processes:
         try:
             result = work()
         except Exception as error:
-            verdict = self._verdict(self._client, number, what, type(error).__name__, str(error))
+            said = {"kind": type(error).__name__, "text": str(error)[:_MAX_TEXT]}
+            verdict = self._verdict(self._client, number, what, said)
             if verdict["kind"] == type(error).__name__:
                 raise
             raise ElsewhereError(**verdict) from error
-        verdict = self._verdict(self._client, number, what, None, same(result))
+        verdict = self._verdict(self._client, number, what, {"same": dict(same(result))})
         if verdict["kind"] is not None:
             raise ElsewhereError(**verdict)
         return result
 
     def _verdict(
-        self, client: Any, number: int, what: str, kind: str | None, text: str
+        self, client: Any, number: int, what: str, said: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Tells the others what came of it, and waits for what that means for all."""
-        place = f"regrain/{self._group}/{number}/{what}"
-        said = json.dumps({"kind": kind, "text": text[:_MAX_TEXT]})
+        if self._lost is not None:
+            raise RuntimeError(str(self._lost)) from self._lost
+        place = f"regrain/{self._group}/{number}/{what.replace(' ', '_')}"
         milliseconds = max(1, int(1000 * self._timeout_s))
+        began = time.monotonic()
         try:
-            client.key_value_set(f"{place}/said/{self.index}", said)
+            client.key_value_set(f"{place}/said/{self.index}", json.dumps(said))
             client.wait_at_barrier(place, milliseconds)
             if self.is_first:
                 everything = client.key_value_dir_get(f"{place}/said")
@@ -118,11 +124,12 @@ class Processes:
                 client.blocking_key_value_get(f"{place}/verdict", milliseconds)
             )
         except Exception as error:
-            raise RuntimeError(
-                f"process {self.index} of {self.count} has waited {self._timeout_s:g} s for the others "
-                f"({what}), and not all of them came: one has ended or hangs, or they do not call "
-                f"the same methods in the same order. JAX says: {error}"
-            ) from error
+            self._lost = RuntimeError(
+                f"process {self.index} of {self.count} has waited {time.monotonic() - began:.1f} s for "
+                f"the others to {what} too, and not all of them came: one has ended or hangs, or they "
+                f"do not call the same methods. Start all of them again. JAX says: {error}"
+            )
+            raise self._lost from error
         return verdict
 
 
@@ -132,16 +139,22 @@ _groups: Final = itertools.count()
 def _judge(everything: dict[str, str]) -> dict[str, Any]:
     """What all processes have said, as one verdict: the worst of what went wrong, or a difference."""
     said = {int(key.rpartition("/")[2]): json.loads(value) for key, value in everything.items()}
-    failed = [process for process in sorted(said) if said[process]["kind"] is not None]
+    failed = [process for process in sorted(said) if "kind" in said[process]]
     if failed:
         worst = max(failed, key=lambda process: _badness(said[process]["kind"]))
         return {"process": worst, **said[worst]}
-    own = said[0]["text"]
+    first = said[0]["same"]
     for process in sorted(said):
-        if said[process]["text"] != own:
-            text = f"has {said[process]['text']}, where process 0 has {own}"
+        own = said[process]["same"]
+        different = [
+            f"{name} is {own.get(name)}, and {first.get(name)} in process 0"
+            for name in {**first, **own}
+            if own.get(name) != first.get(name)
+        ]
+        if different:
+            text = f"is not at the same place of the same run: {'; '.join(different)[:_MAX_TEXT]}"
             return {"process": process, "kind": "", "text": text}
-    return {"process": 0, "kind": None, "text": own}
+    return {"process": 0, "kind": None, "text": ""}
 
 
 def _badness(kind: str) -> int:
