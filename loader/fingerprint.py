@@ -550,9 +550,7 @@ def read_ids(source: HasIds, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
     """
     if rows.size == 0:  # no rows tell nothing of what IDs are like
         return read_ids(source, np.zeros(1, np.int64))[:0]
-    ids = source.ids(rows)
-    if type(ids) is not np.ndarray:
-        ids = np.asarray(ids)
+    ids = np.asarray(source.ids(rows))
     if ids.dtype == _INT64 and ids.shape == rows.shape:
         return ids
     if ids.dtype.kind in "iu" and ids.dtype.itemsize < 8:
@@ -585,10 +583,7 @@ def read_fields(
         if name not in given:
             absent = ", ".join(repr(name) for name in specs if name not in given)
             raise ValueError(f"the source did not read {absent}, of its fields")
-        array = given[name]
-        if type(array) is not np.ndarray:
-            array = np.asarray(array)
-        arrays[name] = array
+        arrays[name] = array = np.asarray(given[name])
         if array.dtype != dtype or array.shape != length + shape:
             raise ValueError(
                 f"field {name!r} reads as {array.dtype}{list(array.shape)} for {len(rows)} rows, "

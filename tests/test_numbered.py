@@ -27,8 +27,11 @@ def test_any_number_comes_behind_any_name(parts: list[tuple[int, int]]) -> None:
     assert NumberedNames(NAMES, counts)(names, numbers).tolist() == expected(parts)
 
 
-@pytest.mark.parametrize("most", [3, 5, 1000])
-def test_few_heads_and_many_give_the_same(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("few", "most"), [(0, 3), (0, 5), (0, 1000), (1000, 3), (1000, 1000)])
+def test_few_heads_and_many_give_the_same(
+    few: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numbered, "_FEW_HEADS", few)
     monkeypatch.setattr(numbered, "_MAX_HEADS", most)
     counts = np.array([123_456, 1, 10_000])
     parts = [(name, number) for name, count in enumerate(counts) for number in range(count)]

@@ -10,17 +10,21 @@ import numpy.typing as npt
 Int64 = npt.NDArray[np.int64]
 Texts = npt.NDArray[np.str_]
 
-_DIGITS: Final = 4  # that are made into text in one look at a table
-_BASE: Final = 10**_DIGITS
+#: As many digits are made into text in one look at a table.
+_FEW_DIGITS: Final = 3
+_DIGITS: Final = 4
+_FEW_HEADS: Final = 1 << 10
 _MAX_HEADS: Final = 1 << 16
+_INT64_DIGITS: Final = 19
 
 
 class NumberedNames:
     """Makes ``name:number`` for each of some numbers, a whole batch at once.
 
-    What stands before a number's last four digits is made once for all numbers that have it in common:
-    a batch then looks up both and puts them together. Where there would be more than 2**16 of these
-    heads, they stand before the last eight digits, or twelve.
+    What stands before a number's last digits is made once for all numbers that have it in common: a
+    batch then looks up this head and the digits, and puts them together. Digits are three or four, so
+    that neither table is larger than what a core has at hand; where there would be more than 2**16
+    heads, they are several times four, looked up four by four.
 
     Args:
       names: what comes before the colon.
@@ -28,15 +32,19 @@ class NumberedNames:
     """
 
     def __init__(self, names: Sequence[str], counts: Int64) -> None:
-        self._groups = 1
-        while _num_heads(counts, _BASE**self._groups).sum() > max(_MAX_HEADS, len(names)):
+        few = _num_heads(counts, 10**_FEW_DIGITS).sum() <= _FEW_HEADS
+        self._digits, self._groups = _FEW_DIGITS if few else _DIGITS, 1
+        while _num_heads(counts, 10 ** (self._digits * self._groups)).sum() > max(
+            _MAX_HEADS, len(names)
+        ):
             self._groups += 1
-        self._span = _BASE**self._groups
+        self._span = 10 ** (self._digits * self._groups)
         heads = _num_heads(counts, self._span)
         self._firsts = np.cumsum(heads) - heads
         above = np.arange(heads.sum()) - self._firsts.repeat(heads)
         texts = np.array([f"{name}:" for name in names], np.str_).repeat(heads)
-        self._heads: Texts = np.where(above == 0, texts, _with_digits(texts, above, 5))
+        longer = _with_digits(texts, above, _DIGITS, -(-_INT64_DIGITS // _DIGITS))
+        self._heads: Texts = np.where(above == 0, texts, longer)
         #: What is taken from a number leaves its last digits, and in front of them a 1 if there are others.
         self._shifts = np.maximum(above - 1, 0) * self._span
 
@@ -45,9 +53,8 @@ class NumberedNames:
         heads = numbers // self._span
         if len(self._firsts) > 1:
             heads += self._firsts.take(names)
-        return _with_digits(
-            self._heads.take(heads), numbers - self._shifts.take(heads), self._groups
-        )
+        rest = numbers - self._shifts.take(heads)
+        return _with_digits(self._heads.take(heads), rest, self._digits, self._groups)
 
 
 def _num_heads(counts: Int64, span: int) -> Int64:
@@ -55,26 +62,27 @@ def _num_heads(counts: Int64, span: int) -> Int64:
     return heads
 
 
-def _with_digits(texts: Texts, numbers: Int64, groups: int) -> Texts:
-    """Puts the last ``4 * groups`` digits of ``numbers: int64[k]`` to ``texts: str[k]``.
+def _with_digits(texts: Texts, numbers: Int64, digits: int, groups: int) -> Texts:
+    """Puts the last ``digits * groups`` digits of ``numbers: int64[k]`` to ``texts: str[k]``.
 
-    They keep the zeros in front where the number has a digit more, 1, and have none where it has not.
+    They keep the zeros in front where the number has one digit more, 1, and have none where it has not.
     """
-    inner, last = _tables()
+    inner, last = _tables(digits)
+    base = 10**digits
     for group in reversed(range(groups)):
-        found = numbers // _BASE**group if group else numbers
-        if group < groups - 1:
-            found = np.minimum(found, found % _BASE + _BASE)
+        found = numbers // base**group if group else numbers
+        if group < groups - 1:  # with a 1 in front where any other digits are there
+            found = np.minimum(found, found % base + base)
         texts = np.strings.add(texts, (inner if group else last).take(found))
     return texts
 
 
 @functools.cache
-def _tables() -> tuple[Texts, Texts]:
-    """Texts of all groups of digits: those that others follow, and the last of a number.
+def _tables(digits: int) -> tuple[Texts, Texts]:
+    """Texts of all groups of some digits: those that others follow, and the last of a number.
 
-    At ``digits`` stands what begins a number, and at ``digits + 10**4`` what comes behind other digits.
+    At ``n`` stands how a number begins with these digits, and at ``n + 10**digits`` how it goes on with them.
     """
-    alone = [str(number) for number in range(_BASE)]
-    padded = [text.zfill(_DIGITS) for text in alone]
+    alone = [str(number) for number in range(10**digits)]
+    padded = [text.zfill(digits) for text in alone]
     return np.array(["", *alone[1:], *padded]), np.array(alone + padded)

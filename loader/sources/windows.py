@@ -5,6 +5,7 @@ every ``stride`` tokens of it, as long as they are full; with padding, one more 
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Self
 
@@ -71,12 +72,17 @@ class Windows:
         firsts = np.cumsum(each) - each
         return cls(stride, np.array(counts), np.array(cuts), firsts, starts, sizes)
 
+    @functools.cached_property
+    def _only_start(self) -> int | None:
+        """Where the stretch begins if there is one, as in the usual file without documents."""
+        return int(self.starts[0]) if len(self.starts) == 1 else None
+
     def offsets(self, rows: Int64) -> Int64:
         """The offsets in their files at which the windows ``rows: int64[k]`` begin: int64[k]."""
-        if len(self.firsts) == 1:  # the usual file without documents, in a third of the time
-            begins: Int64 = rows * self.stride + self.starts[0]
-            return begins
-        return self.place(rows)[0]
+        if self._only_start is None:
+            return self.place(rows)[0]
+        begins = rows * self.stride
+        return begins + self._only_start if self._only_start else begins
 
     def place(self, rows: Int64) -> tuple[Int64, Int64]:
         """As `offsets`; and how many tokens the windows' stretches have from there on, int64[k]."""
