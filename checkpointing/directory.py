@@ -172,8 +172,8 @@ class RunDirectory:
           step: its number.
           verify: ``"full"`` reads and digests every file; ``"manifest"`` reads the manifest and the
             iterator's state, and compares names and sizes of the other files.
-          share: number ``i`` of ``n`` processes that check it together: of the other files, each
-            digests its share.
+          share: number ``i`` of ``n`` processes that check it together. The first compares the
+            names; of what is to be read, each reads its share.
 
         Raises:
           StepDamagedError: something does not hold; says what.
@@ -186,12 +186,12 @@ class RunDirectory:
             manifest = Manifest.from_bytes(_read(path / _MANIFEST_FILE, MAX_MANIFEST_BYTES))
             if manifest.step != step:
                 raise ValueError(f"it holds a checkpoint of step {manifest.step}")
-            files = dict(_files(path))
-            _check_names(files, manifest)
-            for name, entry in manifest.files.items():
-                _check_size(name, files[name], entry)
+            if share[0] == 0:
+                _check_names(dict(_files(path)), manifest)
             if verify == "full":
-                _check_digests(files, manifest, share)
+                _check_files(path, manifest, share, full=True)
+            elif share[0] == 0:
+                _check_files(path, manifest, (0, 1), full=False)
             _check_iterator(path / _ITERATOR_FILE, manifest.position)
         except FileNotFoundError as error:
             missing = os.path.relpath(error.filename, path)
@@ -437,17 +437,26 @@ def _check_size(name: str, path: pathlib.Path, entry: Any) -> None:
         raise ValueError(f"{name} has {status.st_size} bytes instead of {entry['bytes']}")
 
 
-def _check_digests(
-    files: Mapping[str, pathlib.Path], manifest: Manifest, share: tuple[int, int]
+def _check_files(
+    step: pathlib.Path, manifest: Manifest, share: tuple[int, int], *, full: bool
 ) -> None:
     index, count = share
-    names = sorted(manifest.files, key=lambda name: manifest.files[name]["bytes"])[index::count]
-    for name, found in zip(
-        names, _digested(_describe, [files[name] for name in names]), strict=True
-    ):
+    files = {name: _inside(step, name) for name in list(manifest.files)[index::count]}
+    for name, path in files.items():
+        _check_size(name, path, manifest.files[name])
+    digested = _digested(_describe, files.values()) if full else []
+    for name, found in zip(files, digested, strict=full):
         expected, digest = manifest.files[name]["sha256"], found["sha256"]
         if digest != expected:
             raise ValueError(f"{name} has sha256 {digest[:12]}... instead of {expected[:12]}...")
+
+
+def _inside(step: pathlib.Path, name: str) -> pathlib.Path:
+    """Path of a file of a step, whose name comes from a file."""
+    parts = name.split("/")
+    if parts[0] not in ITEMS or any(part in ("", ".", "..") for part in parts):
+        raise ValueError(f"{name!r:.80} is no name of a file of a checkpoint")
+    return step.joinpath(*parts)
 
 
 def _check_iterator(path: pathlib.Path, position: Position) -> None:

@@ -190,6 +190,89 @@ def test_each_damage_is_found_and_named(damage: str, run: pathlib.Path) -> None:
     assert len(str(caught.value)) < 1000
 
 
+def descriptions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files that are digested from now on, as they come."""
+    read: list[str] = []
+    describe = directories._describe
+
+    def told(path: pathlib.Path) -> dict[str, Any]:
+        read.append(str(path))
+        return describe(path)
+
+    monkeypatch.setattr(directories, "_describe", told)
+    return read
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_each_damage_is_found_by_one_of_several_that_share_the_check(
+    damage: str, run: pathlib.Path
+) -> None:
+    DAMAGES[damage][0](write_step(run, 4))
+    caught = []
+    for index in range(3):
+        try:
+            opened(run).check(4, share=(index, 3))
+        except StepDamagedError as error:
+            caught.append(str(error))
+    assert caught
+
+
+def test_each_file_is_read_by_one_of_those_that_share_the_check(
+    run: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_step(run, 4)
+    read = descriptions(monkeypatch)
+    manifests = [opened(run).check(4, share=(index, 3)) for index in range(3)]
+    assert manifests == [manifests[0]] * 3
+    assert sorted(read) == sorted(str(run / "4" / name) for name in manifests[0].files)
+    read.clear()
+    for index in range(3):
+        opened(run).check(4, "manifest", share=(index, 3))
+    assert read == []
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "train_state/../../x", "/etc/passwd", "train_state//x", "."]
+)
+def test_no_name_leads_out_of_the_step(name: str, run: pathlib.Path) -> None:
+    step = write_step(run, 4)
+    file = {"sha256": "0" * 64, "bytes": 1}
+    rewrite(step, files={"!": file, name: file})
+    with pytest.raises(StepDamagedError, match="is no name of a file of a checkpoint"):
+        opened(run).check(4, share=(1, 2))
+
+
+def test_what_each_process_has_digested_of_its_own_is_not_read_once_more(
+    run: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = run / "4"
+    own = {f"train_state/ocdbt.process_{i}/d/{i}": bytes([i]) * 100 for i in range(3)}
+    for name, data in {**FILES, **own}.items():
+        (step / name).parent.mkdir(parents=True, exist_ok=True)
+        (step / name).write_bytes(data)
+    for item in ("iterator", "manifest"):
+        (step / item).mkdir()
+    synced: list[str] = []
+    monkeypatch.setattr(directories, "sync", lambda path: synced.append(path.name))
+    for process in range(4):  # the last one has written nothing
+        directories.seal_part(step, process)
+    assert {"0", "1", "2"} <= set(synced)
+    # This one is written once more afterwards.
+    (step / "train_state/ocdbt.process_1/d/1").write_bytes(b"longer" * 100)
+    read = descriptions(monkeypatch)
+    synced.clear()
+    manifest = Manifest(4, PIPELINE.position(4), IDENTITY, (), (), package_versions())
+    seal_step(step, manifest, ABOUT)
+    assert [name for name in read if "ocdbt.process" in name] == [
+        str(step / "train_state/ocdbt.process_1/d/1")
+    ]
+    assert "2" not in synced
+    assert "1" in synced
+    found = opened(run).check(4)
+    assert found.files.keys() == FILES.keys() | own.keys() | {"iterator/metadata"}
+    assert not list(step.glob("part-*"))
+
+
 @pytest.mark.parametrize("verify", ["full", "manifest"])
 def test_an_empty_and_a_foreign_directory_are_not_checkpoints(
     verify: Any, run: pathlib.Path
