@@ -19,7 +19,8 @@ class RunDifference:
 
     Attributes:
       what: ``"ids"``, ``"mask"``, ``"place"`` (epoch or offset), ``"replay"``, ``"sequence"``,
-        ``"missing step"``, ``"extra step"``, ``"checkpoint"``, or the path of a leaf of the train state.
+        ``"missing step"``, ``"extra step"``, ``"checkpoint"``, the path of a leaf of the train state, or
+        where whole batches are compared, the name of a field.
       where: which step (numbered from 0, as `Pipeline.ids` does) of which attempt.
       reference: what the uninterrupted run has; for a replay, what the first try had.
       drilled: what the resumed run has.
@@ -107,6 +108,27 @@ def compare_streams(
     return [_first(differences) for differences in found.values()]
 
 
+def compare_batches(
+    where: str, reference: Mapping[str, Any], drilled: Mapping[str, Any]
+) -> list[RunDifference]:
+    """Compares two batches bit for bit.
+
+    Args:
+      where: which batch, for messages.
+      reference: of the uninterrupted run: arrays with a leading batch axis, ``id`` among them.
+      drilled: of the resumed run.
+
+    Returns:
+      One difference for each field that is not the same, IDs and masks first: the first slot, with the
+      ID that is due there, and what of that record differs.
+    """
+    names = dict.fromkeys(["id", "mask", *reference, *drilled])
+    pairs = ((name, reference.get(name), drilled.get(name)) for name in names)
+    ids = np.asarray(reference["id"])
+    found = (_diff_field(name, where, ids, a, b) for name, a, b in pairs)
+    return [difference for difference in found if difference is not None]
+
+
 def compare_checkpoints(
     name: str,
     reference: tuple[Manifest, Mapping[str, Any]],
@@ -148,6 +170,41 @@ def _diff_deliveries(where: str, reference: Delivery, drilled: Delivery) -> Iter
             slot = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
             slots = f"{where}, from slot {slot} on"
             yield RunDifference(what, slots, _ids(ours[slot:]), _ids(theirs[slot:]))
+
+
+def _diff_field(
+    name: str, where: str, ids: npt.NDArray[Any], reference: Any, drilled: Any
+) -> RunDifference | None:
+    a, b = (None if value is None else np.asarray(value) for value in (reference, drilled))
+    if a is None or b is None or a.shape != b.shape or a.dtype.kind != b.dtype.kind:
+        same = a is b is None
+        return None if same else RunDifference(name, where, _kind(a), _kind(b))
+    if a.dtype.kind in "SU":
+        differs = (a != b).reshape(len(a), -1)  # how wide the arrays are makes no difference
+    elif a.dtype != b.dtype:
+        return RunDifference(name, where, _kind(a), _kind(b))
+    else:
+        differs = np.any(_bytes(a) != _bytes(b), axis=1).reshape(len(a), -1)
+    slots = np.flatnonzero(differs.any(axis=1))
+    if not slots.size:
+        return None
+    slot = int(slots[0])
+    element = int(np.flatnonzero(differs[slot])[0])
+    note = f"{len(slots):,} of {len(a):,} records differ"
+    if a[slot].size > 1:
+        place = ", ".join(map(str, np.unravel_index(element, a.shape[1:])))
+        count = int(differs[slot].sum())
+        note = (
+            f"[{place}] of the record, {count:,} of whose {a[slot].size:,} elements differ; {note}"
+        )
+    before, after = (repr(array[slot].reshape(-1)[element].item()) for array in (a, b))
+    return RunDifference(
+        name, f"{where}, slot {slot}, ID {ids[slot].item()!r}", before, after, note
+    )
+
+
+def _kind(array: npt.NDArray[Any] | None) -> str:
+    return "absent" if array is None else f"{array.dtype}[{','.join(map(str, array.shape))}]"
 
 
 def _diff_leaf(path: str, name: str, reference: Any, drilled: Any) -> Iterator[RunDifference]:

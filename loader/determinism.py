@@ -7,7 +7,8 @@
 A stream can only be resumed exactly if its transform is a pure function of the batch. One that draws
 from a global generator, looks at the clock, counts its calls or goes through a set is not, and
 nothing about a single run shows it. So the same steps are made again: once more, in another order, by
-reading threads, and in other processes, where strings hash otherwise. A check of some steps can show
+reading threads, in other processes, where strings hash otherwise, and on demand from batches of another
+size, as a resume with another one has them, and each of several JAX processes. A check of some steps can show
 that something differs; that nothing ever will, it cannot.
 """
 
@@ -23,7 +24,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from loader.batching import Batch
+from loader.batching import Batch, Position, spread
+from loader.config import PipelineConfig
 from loader.fingerprint import Fingerprint
 from loader.pipeline import Pipeline, ReadOptions
 from loader.sources import Field
@@ -43,20 +45,22 @@ class Change:
       check: which one it was (see `TransformReport`).
       step: number of the batch.
       field: whose values differ; ``None`` where the batch could not be made.
-      record_id: of the first record that differs in it; ``None`` where all of the field does, in its
-        dtype or shape.
+      slot: place in the batch of the first record that differs in it; ``None`` where all of the field
+        does, in its dtype or shape.
+      record_id: of that record.
       text: what differs.
     """
 
     check: str
     step: int
     field: str | None
+    slot: int | None
     record_id: int | str | None
     text: str
 
     def __str__(self) -> str:
         field = "" if self.field is None else f", field {self.field!r}"
-        record = "" if self.record_id is None else f", record {self.record_id!r}"
+        record = "" if self.slot is None else f", slot {self.slot}, record {self.record_id!r}"
         return f"{self.check}: step {self.step}{field}{record}: {self.text}"
 
 
@@ -66,8 +70,8 @@ class TransformReport:
 
     Attributes:
       steps: how many were made again, from the first on.
-      done: the checks that were made, of ``"again"``, ``"in another order"``, ``"with N threads"`` and
-        ``"in another process, PYTHONHASHSEED=N"``.
+      done: the checks that were made, of ``"again"``, ``"in another order"``, ``"with N threads"``,
+        ``"in batches of N"`` and ``"in another process, PYTHONHASHSEED=N"``.
       not_done: those that were not, with the reason.
       changes: what differed, one for each check, step and field; 64 at most.
     """
@@ -96,6 +100,7 @@ def check_transform(
     *,
     threads: Sequence[int] = (1, 4),
     hash_seeds: Sequence[int] = (1, 2),
+    batch_sizes: Sequence[int] = (),
 ) -> TransformReport:
     """Makes the same steps again in several ways, and compares them bit for bit.
 
@@ -107,12 +112,14 @@ def check_transform(
         order sets of strings are gone through. The processes are spawned: a script that calls this
         needs ``if __name__ == "__main__":``, and a transform has to be one that can be pickled, or
         this part is reported as not done.
+      batch_sizes: in batches of which each record must come out as in those of the pipeline. With a
+        transform that is meant to look at its whole batch they cannot.
 
     Returns:
       The differences, by field and record, and what was not checked. Nothing is raised for them.
 
     Raises:
-      TypeError, ValueError: not a pipeline, or no step.
+      TypeError, ValueError: not a pipeline, no step, or no size of a batch.
       RecordReadError: the first time that a step is made.
     """
     if not isinstance(pipeline, Pipeline):
@@ -127,6 +134,8 @@ def check_transform(
     check.compare("in another order", ((step, _made(pipeline, step)) for step in backwards))
     for count in threads:
         check.compare(f"with {count} threads", _by_threads(pipeline, steps, count))
+    for size in batch_sizes:
+        check.compare(f"in batches of {size}", _in_batches_of(size, pipeline, steps))
     _in_processes(check, pipeline, steps, hash_seeds)
     return TransformReport(steps, tuple(check.done), check.not_done, tuple(check.changes[:_KEPT]))
 
@@ -145,9 +154,8 @@ class _Check:
         self.done.append(check)
         for step, marks in made:
             if isinstance(marks, str):
-                self.changes.append(
-                    Change(check, step, None, None, f"cannot be made again: {marks}")
-                )
+                text = f"cannot be made again: {marks}"
+                self.changes.append(Change(check, step, None, None, None, text))
                 continue
             first = self._first[step]
             for field in sorted({*first, *marks}):
@@ -163,12 +171,13 @@ class _Check:
     ) -> None:
         if first is None or again is None or first[0] != again[0]:
             before, after = (value[0] if value else "missing" for value in (first, again))
-            self.changes.append(Change(check, step, field, None, f"{before}, then {after}"))
+            self.changes.append(Change(check, step, field, None, None, f"{before}, then {after}"))
             return
         slots = [i for i, (a, b) in enumerate(zip(first[1], again[1], strict=True)) if a != b]
         if slots:
             text = f"{len(slots)} of {len(first[1])} records differ"
-            self.changes.append(Change(check, step, field, self._ids[step][slots[0]], text))
+            record_id = self._ids[step][slots[0]]
+            self.changes.append(Change(check, step, field, slots[0], record_id, text))
 
 
 def _marks(batch: Batch) -> _Marks:
@@ -177,6 +186,9 @@ def _marks(batch: Batch) -> _Marks:
 
 
 def _marks_of(array: npt.NDArray[Any]) -> tuple[str, list[str]]:
+    if array.dtype.kind in "SU":
+        # How wide an array of strings is depends on which others it was made with.
+        array = np.array(array.tolist(), array.dtype.kind).reshape(array.shape)
     records = np.ascontiguousarray(array).reshape(len(array), -1)
     digests = [hashlib.blake2b(record.tobytes(), digest_size=8).hexdigest() for record in records]
     return f"{array.dtype}{list(array.shape)}", digests
@@ -199,6 +211,29 @@ def _by_threads(pipeline: Pipeline, steps: int, count: int) -> Iterator[tuple[in
             except Exception as error:  # noqa: BLE001 (whatever a source or a transform may raise)
                 yield step, f"{type(error).__name__}: {error.__cause__ or error}"
                 return
+
+
+def _in_batches_of(size: int, pipeline: Pipeline, steps: int) -> Iterator[tuple[int, _Marks | str]]:
+    """The records of each step, taken from batches of another size that begin with the step."""
+    settings = {"batch_size": size, "final_batch": "partial", "skip": (), "num_epochs": None}
+    config = PipelineConfig.from_dict({**pipeline.config.to_dict(), **settings})
+    other = Pipeline(pipeline.source, config, pipeline.transform)
+    for step in range(steps):
+        begin = pipeline.position(step)
+        stop = pipeline.grid.stop(begin)
+        offsets = range(begin.offset, stop, size)
+        try:
+            parts = [other.read(Position(begin.epoch, offset, step)) for offset in offsets]
+            batch = {
+                name: np.concatenate([part[name] for part in parts])[: stop - begin.offset]
+                for name in parts[0]
+            }
+        except Exception as error:  # noqa: BLE001 (whatever a source or a transform may raise)
+            yield step, f"{type(error).__name__}: {error.__cause__ or error}"
+            continue
+        if pipeline.config.final_batch == "pad":
+            batch = spread(batch, slice(stop - begin.offset), pipeline.config.batch_size)
+        yield step, _marks(batch)
 
 
 # --- in another process -------------------------------------------------------------------------

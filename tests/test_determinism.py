@@ -100,7 +100,7 @@ def test_a_generator_or_a_clock_is_caught_at_once(transform: Any) -> None:
     assert first.record_id == a_pipeline(None).ids(0)[0]
     assert {change.field for change in report.changes} == {"x"}
     assert "NOT THE SAME" in str(report)
-    assert f"record {first.record_id}" in str(report)
+    assert f"slot 0, record {first.record_id}" in str(report)
 
 
 def test_the_order_of_a_set_of_strings_is_caught_in_another_process() -> None:
@@ -189,6 +189,55 @@ def test_a_dtype_a_field_or_an_error_that_comes_and_goes_is_a_change() -> None:
         )
 
 
+def centred(batch: Batch) -> Batch:
+    return {**batch, "x": batch["x"] - batch["x"].mean()}
+
+
+def every_third(batch: Batch) -> Batch:
+    x = batch["x"].copy()
+    x[2::3] += 1
+    return {**batch, "x": x}
+
+
+def test_what_looks_at_other_records_or_at_the_slot_is_caught_in_batches_of_another_size() -> None:
+    report = check_transform(a_pipeline(centred), batch_sizes=(4, 2), **HERE)
+    assert {change.check for change in report.changes} == {"in batches of 2"}
+    assert check_transform(a_pipeline(centred), **HERE).same
+    report = check_transform(a_pipeline(every_third), batch_sizes=(2,), **HERE)
+    assert {(change.field, change.slot) for change in report.changes} == {("x", 2)}
+    ids = [a_pipeline(None).ids(step)[2] for step in range(4)]
+    assert [change.record_id for change in report.changes] == ids
+    assert "1 of 4 records differ" in str(report)
+
+
+@pytest.mark.parametrize("final_batch", ["pad", "partial", "drop"])
+@pytest.mark.parametrize("size", [1, 3, 8, 50])
+def test_what_looks_at_each_record_alone_is_the_same_in_batches_of_any_size(
+    size: int, final_batch: str
+) -> None:
+    """Also over epochs' ends, with records that are left out and strings of many lengths."""
+
+    class Source(ArraySource):
+        def read(self, rows: Any, /) -> Any:
+            if 3 in rows:
+                raise OSError("unreadable")
+            return super().read(rows)
+
+    names = np.array([f"{'long' * (i % 4)}{i}" for i in range(23)])
+    source = Source({"x": np.arange(23.0), "name": names}, names)
+    settings: dict[str, Any] = {"num_epochs": 2, "on_bad_record": "mask", "skip": ((2, 4),)}
+    config = PipelineConfig(4, 17, final_batch, exclude=(names[5],), **settings)  # type: ignore[arg-type]
+
+    def named(batch: Batch) -> Batch:
+        return {**double(batch), "same": batch["id"]}
+
+    report = check_transform(
+        Pipeline(source, config, named), steps=99, batch_sizes=(size,), threads=(), **HERE
+    )
+    assert report.same, str(report)
+    assert report.steps > 6
+
+
 def test_excluded_and_bad_records_are_the_same_in_another_process() -> None:
     class Source(ArraySource):
         def read(self, rows: Any, /) -> Any:
@@ -227,4 +276,6 @@ def test_wrong_use_is_refused() -> None:
         check_transform(double)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least 1"):
         check_transform(a_pipeline(double), steps=0)
+    with pytest.raises(ValueError, match="'batch_size' must be"):
+        check_transform(a_pipeline(double), batch_sizes=(0,), **HERE)
     assert loader.check_transform is check_transform

@@ -20,7 +20,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
-import checkpointing
+import checkpointing.testing
 import loader
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -245,7 +245,7 @@ def faults_of_names(module: types.ModuleType) -> list[str]:
     return faults
 
 
-@pytest.mark.parametrize("module", [loader, checkpointing])
+@pytest.mark.parametrize("module", [loader, checkpointing, checkpointing.testing])
 def test_every_public_name_exists_and_is_documented(module: types.ModuleType) -> None:
     assert faults_of_names(module) == []
 

@@ -1,8 +1,17 @@
-"""The README's code blocks run, in order, as one session; a text block after one is what it prints."""
+"""The blocks of the README and of each page of docs/ run, in order, as a reader would have them run.
+
+Python runs as one session, and a text block after one is what it prints. A block whose first line is a
+comment with a file's name is that file. Of shell and workflows, the commands that begin with python run.
+"""
 
 import contextlib
 import io
+import os
 import pathlib
+import re
+import shlex
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -10,12 +19,19 @@ import pytest
 from sybil import Document, Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser
 
-_README = pathlib.Path(__file__).parent.parent / "README.md"
+ROOT = pathlib.Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def _run(example: Example) -> None:
+    named = re.match(r"# (\S+\.py)\n", example.parsed)
+    if named:
+        file = pathlib.Path(named[1])
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(example.parsed, "utf-8")
+        return
     printed = io.StringIO()
-    code = compile(example.parsed, f"{_README.name}:{example.line}", "exec")
+    code = compile(example.parsed, f"{pathlib.Path(example.path).name}:{example.line}", "exec")
     with contextlib.redirect_stdout(printed):
         exec(code, example.namespace)
     example.namespace["printed"] = printed.getvalue()
@@ -23,23 +39,67 @@ def _run(example: Example) -> None:
 
 def _compare(example: Example) -> None:
     assert example.namespace.pop("printed").rstrip() == example.parsed.rstrip(), (
-        f"{_README.name}:{example.line} is not what the block above it prints"
+        f"{example.path}:{example.line} is not what the block above it prints"
     )
 
 
-def _examples() -> Document:
-    parsers = [CodeBlockParser("python", _run), CodeBlockParser("text", _compare)]
-    return Sybil(parsers=parsers).parse(_README)
+def _command(example: Example) -> None:
+    commands = re.findall(r"^(?: *- run: )?(python .*)$", example.parsed, re.MULTILINE)
+    assert commands, f"{example.path}:{example.line} holds no command that could be tried"
+    for command in commands:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYTEST_ADDOPTS": f"--basetemp={pathlib.Path.cwd() / 'pytest'}",
+        }
+        arguments = [sys.executable, *shlex.split(command)[1:]]
+        done = subprocess.run(
+            arguments, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
 
 
-def test_every_block_of_the_readme_runs_and_prints_what_it_says(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+def _examples(page: pathlib.Path) -> Document:
+    languages = {"python": _run, "text": _compare, "sh": _command, "yaml": _command}
+    parsers = [CodeBlockParser(language, evaluate) for language, evaluate in languages.items()]
+    return Sybil(parsers=parsers).parse(page)
+
+
+def test_the_readme_is_a_page_of_blocks() -> None:
+    assert len(list(_examples(PAGES[0]).examples())) > 5
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_block_runs_and_prints_what_the_page_says(
+    page: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    document: Any = _examples()
-    examples = list(document.examples())
-    assert len(examples) > 5
+    monkeypatch.syspath_prepend(tmp_path)
+    document: Any = _examples(page)
     # A reader's JAX is as lenient as JAX comes; the strictness of the other tests is not for them.
+    for name in ("JAX_NUMPY_DTYPE_PROMOTION", "JAX_NUMPY_RANK_PROMOTION"):
+        monkeypatch.delenv(name)
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        for example in examples:
+        for example in document.examples():
+            example.evaluate()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "error"),
+    [
+        ("```python\nprint(1)\n```\n```text\n2\n```\n", "is not what the block above it prints"),
+        ("```sh\npython -c 'raise SystemExit(3)'\n```\n", "raise SystemExit"),
+        ("```yaml\n- run: python absent.py\n```\n", "absent.py"),
+        ("```sh\nls\n```\n", "no command that could be tried"),
+    ],
+)
+def test_a_block_that_is_wrong_is_found(
+    blocks: str, error: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text(blocks)
+    document: Any = _examples(page)
+    with pytest.raises(AssertionError, match=error):  # noqa: PT012
+        for example in document.examples():
             example.evaluate()

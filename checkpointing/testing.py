@@ -1,0 +1,372 @@
+"""Assertions for a team's own tests: that its pipeline resumes exactly, and delivers what it should.
+
+    from checkpointing import testing
+
+    def test_our_pipeline_resumes_exactly(tmp_path):
+        testing.assert_resumes_exactly(make_pipeline, tmp_path)
+
+They raise AssertionError with the first difference (step, slot, ID, field), and need no test framework.
+Each takes a `Pipeline` or a `Mixture`, or better a function that makes it: called anew for each run, as
+each process would make it, it shows what a pipeline keeps to itself from one run to the next.
+"""
+
+import dataclasses
+import itertools
+import pathlib
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from checkpointing.checkpoints import Checkpoints, load
+from checkpointing.comparison import RunDifference, compare_batches, compare_checkpoints
+from checkpointing.errors import CheckpointMismatchError
+from loader import (
+    AuditReport,
+    Device,
+    Mixture,
+    MixtureReport,
+    Pipeline,
+    ReadOptions,
+    audit,
+    audit_batches,
+    audit_mixture,
+    check_transform,
+)
+
+__all__ = ["assert_covers_epoch", "assert_deterministic", "assert_resumes_exactly"]
+
+Stream: TypeAlias = Pipeline | Mixture
+MakesStream: TypeAlias = Stream | Callable[[], Stream]
+
+_STOPS: Final = 2
+_IMPURE: Final = (
+    "A transform must depend on its batch alone: not on a counter, a clock or a generator of its own.\n"
+    'What is random in it can be drawn from batch["key"], with PipelineConfig(record_keys=True).'
+)
+_MADE_ANEW: Final = (
+    "Whatever makes the pipeline must make the same one each time: the same records in the same order,\n"
+    "the same settings and transform, in this process and in the next."
+)
+_IMPURE_STEP: Final = (
+    "The batches were the same: it is the training step that ended in other bits. Whatever it depends\n"
+    "on must be in the train state (PRNG keys, counters), and its operations must be deterministic."
+)
+
+
+def assert_resumes_exactly(
+    stream: MakesStream,
+    directory: str | pathlib.Path,
+    *,
+    steps: int = 20,
+    stops: Sequence[int] | None = None,
+    seed: int = 0,
+    init: Callable[[], Any] | None = None,
+    train_step: Callable[[Any, Any], Any] | None = None,
+    read_options: ReadOptions | None = None,
+    device: Device | None = None,
+) -> None:
+    """Trains once without a stop and once with some, through `Checkpoints`, and compares the two.
+
+    Each batch is compared bit for bit, and at each stop the position, the next IDs and the train state.
+    This takes twice ``steps`` batches, those of one run held in memory, and identifies the data two times
+    more than there are stops: large data should be known by ``cache=True`` or `Fingerprint.of_revision`.
+
+    Args:
+      stream: what to test, or a function that makes it.
+      directory: such as pytest's ``tmp_path``. Both runs are kept in a folder of their own in it, which
+        is removed if the two are equal.
+      steps: batches to train on from the first one on; fewer where the stream ends.
+      stops: after which steps the second run is saved, ended and resumed, each 1 to ``steps - 1``. By
+        default two that ``seed`` picks.
+      seed: of these.
+      init: makes the train state that a run begins with; given together with ``train_step``. Without
+        them the batches alone are tested.
+      train_step: from a train state and a batch to the next train state.
+      read_options: for the second run, as for `Pipeline.iterate`.
+      device: for both runs, as for `Pipeline.iterate`.
+
+    Raises:
+      AssertionError: the two are not equal; tells the first difference.
+      TypeError, ValueError: a bad argument.
+    """
+    __tracebackhide__ = True
+    if (init is None) != (train_step is None):
+        raise ValueError("give init and train_step both, or neither")
+    steps = _steps(_made(stream), steps)
+    if steps < 2:
+        raise ValueError(f"{steps} step leaves no place for a stop: at least 2 are needed")
+    ends = [*_stops(steps, stops, seed), steps]
+    pathlib.Path(directory).mkdir(parents=True, exist_ok=True)
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="resumes-exactly-", dir=directory))
+    trial = _Trial(folder, init or _nothing_seen, train_step or _one_more, ends, device)
+    fault = trial.run_reference(_made(stream))
+    if fault is not None:
+        raise AssertionError(_told("the run without a stop is no run of its steps in turn", fault))
+    for begin, end in itertools.pairwise([0, *ends]):
+        try:
+            difference = trial.run_stretch(_made(stream), begin, end, read_options)
+        except CheckpointMismatchError as error:
+            raise AssertionError(
+                f"the run that was stopped after {begin} steps cannot be resumed, though nothing was "
+                f"changed on purpose. {error}\n{_MADE_ANEW}"
+            ) from error
+        if difference is not None:
+            if begin:
+                what = (
+                    f"the run that was stopped after {begin} steps is not as the one without a stop"
+                )
+            else:
+                what = "made a second time, the run is not the same, even before it is stopped"
+            raise AssertionError(_told(what, difference))
+    shutil.rmtree(folder)
+
+
+def assert_deterministic(
+    stream: MakesStream,
+    *,
+    steps: int = 4,
+    threads: Sequence[int] = (1, 4),
+    batch_sizes: Sequence[int] | None = None,
+    hash_seeds: Sequence[int] = (1,),
+) -> None:
+    """Makes the same steps again in several ways (see `loader.check_transform`), and compares the results.
+
+    Args:
+      stream: what to test, or a function that makes it; of a mixture, each part.
+      steps: how many, from the first on; fewer where the stream ends.
+      threads: numbers of reading threads to try.
+      batch_sizes: of other batches in which each record must come out the same, as it has to where the
+        batch size is changed at a resume or JAX processes share a batch out. By default half of the
+        pipeline's; () for a transform that is meant to look at its whole batch.
+      hash_seeds: values of ``PYTHONHASHSEED``, each for a process of its own that the transform is sent
+        to, which takes a few seconds; () for a transform that cannot be pickled.
+
+    Raises:
+      AssertionError: something differs, or a transform could not be sent to another process; tells the
+        first difference.
+      TypeError, ValueError: a bad argument.
+      RecordReadError: the first time that a step is made.
+    """
+    __tracebackhide__ = True
+    made = _made(stream)
+    parts: Mapping[str, Pipeline] = made.parts if isinstance(made, Mixture) else {"": made}
+    for name, pipeline in parts.items():
+        sizes = batch_sizes
+        if sizes is None:
+            sizes = (-(-pipeline.config.batch_size // 2) if pipeline.config.batch_size > 1 else 2,)
+        seeds = () if pipeline.transform is None else hash_seeds
+        report = check_transform(
+            pipeline, steps, threads=threads, hash_seeds=seeds, batch_sizes=sizes
+        )
+        what = f"part {name!r} of the mixture" if name else "the pipeline"
+        if not report.same:
+            first, more = report.changes[0], len(report.changes) - 1
+            raise AssertionError(
+                f"{what} does not give the same batches each time; the first difference:\n  {first}\n"
+                + (f"  and {more} more of other checks, steps or fields\n" if more else "")
+                + _why_not(first.check)
+            )
+        if report.not_done:
+            reasons = "; ".join(f"{check}: {why}" for check, why in report.not_done.items())
+            raise AssertionError(
+                f"{what} could not be checked as asked: {reasons}. hash_seeds=() goes without"
+            )
+
+
+def assert_covers_epoch(
+    stream: MakesStream,
+    epoch: int = 0,
+    *,
+    batches: Iterable[Mapping[str, Any]] | None = None,
+    alignment: Callable[[dict[str, Any]], Any] | None = None,
+    ids_only: bool = False,
+) -> None:
+    """Audits an epoch: each record that is due came once, in its place, with the fields of its ID.
+
+    What the config leaves out is not due: the last records under ``final_batch="drop"``, ``skip``,
+    ``exclude``, records that are bad and masked.
+
+    Args:
+      stream: what to test, or a function that makes it. Of a mixture, each part is followed through its
+        first epoch, or as far as the mixture goes.
+      epoch: which one.
+      batches: what to audit in place of what the pipeline itself delivers: from the epoch's first batch
+        on, as your training loop gets them, through whatever stands between the two.
+      alignment: an oracle of your own, as of `loader.audit`.
+      ids_only: takes the IDs alone and reads no record, for large data.
+
+    Raises:
+      AssertionError: something is not as it is due; tells what, how often, and where it is first.
+      TypeError, ValueError: a bad argument.
+    """
+    __tracebackhide__ = True
+    made = _made(stream)
+    report: AuditReport | MixtureReport
+    if batches is not None and ids_only:
+        raise ValueError("ids_only asks the pipeline, which is not asked where batches are given")
+    if isinstance(made, Mixture):
+        if epoch or batches is not None:
+            raise ValueError(
+                "a mixture's parts have epochs of their own: it is audited as a whole, from the first step "
+                "on, and takes neither epoch nor batches"
+            )
+        report = audit_mixture(made, alignment=alignment, ids_only=ids_only)
+    elif batches is None:
+        epochs = range(epoch, epoch + 1)
+        report = audit(made, epochs, alignment, ids_only=ids_only)
+    else:
+        report = audit_batches(
+            itertools.islice(batches, _batches_of(made, epoch)),
+            made.source,
+            made.config,
+            epochs=range(epoch, epoch + 1),
+            alignment=alignment,
+            transformed=made.transform is not None,
+        )
+    if not report.clean:
+        raise AssertionError(f"what was delivered is not what is due.\n{report}")
+
+
+@dataclasses.dataclass
+class _Trial:
+    """A run without a stop, and one with some that is compared with it.
+
+    Attributes:
+      folder: of both.
+      init: makes the train state that a run begins with.
+      train_step: from a train state and a batch to the next one.
+      ends: steps at which both are saved, the last one included.
+      device: that batches are delivered to.
+    """
+
+    folder: pathlib.Path
+    init: Callable[[], Any]
+    train_step: Callable[[Any, Any], Any]
+    ends: Sequence[int]
+    device: Device | None
+    _batches: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+    def run_reference(self, stream: Stream) -> RunDifference | None:
+        """The run without a stop; returns what is wrong with it alone."""
+        with self._checkpoints("uninterrupted", stream) as checkpoints:
+            run = checkpoints.resume(self.init(), device=self.device)
+            state = run.train_state
+            for step in range(1, self.ends[-1] + 1):
+                batch = next(run.batches, None)
+                if batch is None:
+                    return _ended(step - 1)
+                if run.batches.position.step != step:
+                    return _wrong_count(step, run.batches.position.step)
+                self._batches.append(_kept(batch))
+                state = self.train_step(state, batch)
+                if step in self.ends:
+                    checkpoints.save(run.batches, state, force=True)
+        return None
+
+    def run_stretch(
+        self, stream: Stream, begin: int, end: int, read_options: ReadOptions | None
+    ) -> RunDifference | None:
+        """The steps of the other run from one stop to the next; returns the first difference."""
+        with self._checkpoints("stopped", stream) as checkpoints:
+            run = checkpoints.resume(self.init(), read_options=read_options, device=self.device)
+            state = run.train_state
+            for step in range(begin, end):
+                batch = next(run.batches, None)
+                if batch is None:
+                    return _ended(step)
+                differences = compare_batches(f"step {step}", self._batches[step], _kept(batch))
+                if differences:
+                    return differences[0]
+                state = self.train_step(state, batch)
+            if run.batches.position.step != end:
+                return _wrong_count(end, run.batches.position.step)
+            checkpoints.save(run.batches, state, force=True)
+        one, other = (load(self.folder / name, end) for name in ("uninterrupted", "stopped"))
+        return next(iter(compare_checkpoints(f"after step {end - 1}", one, other)), None)
+
+    def _checkpoints(self, name: str, stream: Stream) -> Checkpoints:
+        return Checkpoints(self.folder / name, stream, self.ends[-1], keep=len(self.ends))
+
+
+def _ended(step: int) -> RunDifference:
+    return RunDifference("batch", f"step {step}", "one more", "the iterator has ended")
+
+
+def _wrong_count(step: int, found: int) -> RunDifference:
+    return RunDifference("position", f"after {step} batches", f"step {step}", f"step {found}")
+
+
+def _told(what: str, difference: RunDifference) -> str:
+    is_leaf = difference.what.startswith("/")
+    name = f"train state {difference.what}" if is_leaf else f"{difference.what!r}"
+    lines = [
+        f"{what}; the first difference:",
+        f"  {difference.where}: {name}",
+        f"    without a stop  {difference.reference}",
+        f"    with stops      {difference.drilled}",
+        *([f"    {difference.note}"] if difference.note else []),
+        _IMPURE_STEP if is_leaf else _IMPURE,
+    ]
+    return "\n".join(lines)
+
+
+def _why_not(check: str) -> str:
+    if check.startswith("in batches"):
+        return (
+            "A record comes with others after a resume with another batch size, and where JAX processes\n"
+            "share a batch out: a transform must look at each record alone. batch_sizes=() leaves this out."
+        )
+    return _IMPURE
+
+
+def _made(stream: MakesStream) -> Stream:
+    made = stream if isinstance(stream, Pipeline | Mixture) or not callable(stream) else stream()
+    if not isinstance(made, Pipeline | Mixture):
+        raise TypeError(
+            "give a loader.Pipeline, a loader.Mixture, or a function without arguments that makes one, "
+            f"not {made!r:.80}"
+        )
+    return made
+
+
+def _steps(stream: Stream, steps: int) -> int:
+    there = stream.grid.num_steps
+    return steps if there is None else min(steps, there)
+
+
+def _stops(steps: int, stops: Sequence[int] | None, seed: int) -> list[int]:
+    if stops is None:
+        rng = random.Random(seed)  # noqa: S311 (places, no secrets)
+        return sorted(rng.sample(range(1, steps), min(_STOPS, steps - 1)))
+    chosen = sorted(set(stops))
+    if not chosen or chosen[0] < 1 or chosen[-1] >= steps:
+        raise ValueError(
+            f"stops are numbers of steps, at least one, each 1 to {steps - 1} in a run of {steps}, not "
+            f"{list(stops)}"
+        )
+    return chosen
+
+
+def _batches_of(pipeline: Pipeline, epoch: int) -> int:
+    """How many batches an epoch has; of the last one, one more, to see whether there is one."""
+    config, per_epoch = pipeline.config, pipeline.steps_per_epoch
+    first, end = epoch * per_epoch, (epoch + 1) * per_epoch
+    skipped = sum(max(0, min(high, end) - max(low, first)) for low, high in config.skip)
+    return per_epoch - skipped + (epoch + 1 == config.num_epochs)
+
+
+def _kept(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy: a training step may write into a batch, or donate it."""
+    return {name: np.array(value) for name, value in batch.items()}
+
+
+def _nothing_seen() -> dict[str, Any]:
+    return {"batches": np.zeros(1, np.int64)}
+
+
+def _one_more(state: dict[str, Any], _batch: Any) -> dict[str, Any]:
+    return {"batches": state["batches"] + 1}
