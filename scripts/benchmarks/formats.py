@@ -19,7 +19,11 @@ NAME: Final = "formats"
 
 BATCH: Final = 256
 IMAGE: Final = 784
-WINDOW: Final = 256  # tokens
+#: Of text, records of a batch, and tokens of a window.
+WINDOWS: Final = 64
+WINDOW: Final = 2048
+#: What is timed: batches through the iterator, the bare reader, and the two calls of the source.
+OURS, BARE, RECORDS, IDS = "ours", "bare", "records", "IDs"
 _BOUND: Final = 0.8
 
 Rows = npt.NDArray[np.int64]
@@ -49,68 +53,77 @@ class Format:
       source: opened over the files.
       bare: the format's own reader.
       how: what the bare loop calls for a batch, in words.
+      batch: records of a batch.
     """
 
     source: loader.RecordSource
     bare: Read
     how: str
+    batch: int = BATCH
 
 
 def measure(*, quick: bool) -> Section:
-    """Records per second of each source through `Pipeline.iterate`, and of the bare reader."""
+    """Time for a batch of each source through `Pipeline.iterate`, and of the bare reader."""
     setting = QUICK if quick else FULL
-    rates: dict[str, dict[str, list[float]]] = {}
+    times: dict[str, dict[str, list[float]]] = {}
     hows: dict[str, str] = {}
+    batches: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, make in FORMATS.items():
             place = Path(folder, name.replace(" ", "-"))
             place.mkdir()
             with make(place, setting.num_records) as one:
-                hows[name] = one.how
-                rates[name] = measure_format(one, setting)
+                hows[name], batches[name] = one.how, one.batch
+                times[name] = measure_format(one, setting)
     return Section(
         NAME,
         "Batches from each format, beside its own reader",
         conditions(setting) | {f"bare loop, {name}": how for name, how in hows.items()},
-        (table(rates),),
-        targets(rates),
-        {"records_per_second": rates},
+        (table(times, batches), parts(times)),
+        targets(times),
+        {"batch": batches, "microseconds_a_batch": times},
     )
 
 
 def measure_format(one: Format, setting: Setting) -> dict[str, list[float]]:
-    """Both rates, window by window, in turn; the first window of each warms up and is left out."""
-    config = loader.PipelineConfig(BATCH, 17, "drop", None)
+    """Times, window by window, in turn; the first window of each warms up and is left out."""
+    config = loader.PipelineConfig(one.batch, 17, "drop", None)
     batches = loader.Pipeline(one.source, config).iterate()
-    rows = bare_rows(len(one.source))
-    found: dict[str, list[float]] = {"ours": [], "bare": []}
+    # Rows of their own for each: what one has read is in a cache for the next one.
+    bare, read, ids = (bare_rows(len(one.source), one.batch, seed) for seed in range(3))
+    deliver: dict[str, Callable[[], object]] = {
+        OURS: lambda: next(batches),
+        BARE: lambda: one.bare(next(bare)),
+        RECORDS: lambda: one.source.read(next(read)),
+        IDS: lambda: one.source.ids(next(ids)),
+    }
+    found: dict[str, list[float]] = {name: [] for name in deliver}
     for number in range(setting.rounds + 1):
         gc.collect()
-        ours = timed(lambda: next(batches), setting.batches)
-        bare = timed(lambda: one.bare(next(rows)), setting.batches)
-        if number > 0:
-            found["ours"].append(ours)
-            found["bare"].append(bare)
+        for name, call in deliver.items():
+            took = timed(call, setting.batches)
+            if number > 0:
+                found[name].append(took)
     batches.close()
     return found
 
 
 def timed(deliver: Callable[[], object], batches: int) -> float:
-    """Records per second over some batches."""
+    """Microseconds a batch, over some batches."""
     begin = time.perf_counter()
     for _ in range(batches):
         deliver()
-    return batches * BATCH / (time.perf_counter() - begin)
+    return 1e6 * (time.perf_counter() - begin) / batches
 
 
-def bare_rows(num_records: int) -> Iterator[Rows]:
+def bare_rows(num_records: int, batch: int, seed: int) -> Iterator[Rows]:
     """Rows of batches in shuffled orders, which are made outside the clock as far as they are at hand."""
-    generator = np.random.default_rng(17)
+    generator = np.random.default_rng(seed)
     orders = [generator.permutation(num_records) for _ in range(2)]
     while True:
         for order in orders:
-            for low in range(0, num_records - BATCH + 1, BATCH):
-                yield order[low : low + BATCH]
+            for low in range(0, num_records - batch + 1, batch):
+                yield order[low : low + batch]
 
 
 def records(count: int) -> Arrays:
@@ -178,17 +191,32 @@ def huggingface(_place: Path, count: int) -> Iterator[Format]:
 
 @contextlib.contextmanager
 def tokens(place: Path, count: int) -> Iterator[Format]:
-    """A flat file of uint16 tokens, windows of 256 + 1."""
-    path = place / "data.bin"
-    np.random.default_rng(0).integers(0, 50_000, count * WINDOW + 1, np.uint16).tofile(path)
-    flat = np.memmap(path, "<u2", "r")
+    """A flat file of uint16 tokens, whose bare reader is the loop that one sees in training scripts."""
+    source, flat = token_file(place, count)
 
     def bare(rows: Rows) -> object:
         starts = (rows * WINDOW).tolist()
         return np.stack([flat[start : start + WINDOW + 1] for start in starts]).astype(np.int32)
 
     how = "np.stack of slices of a np.memmap, as int32"
-    yield Format(loader.TokenSource(path, WINDOW), bare, how)
+    yield Format(source, bare, how, WINDOWS)
+
+
+@contextlib.contextmanager
+def tokens_gathered(place: Path, count: int) -> Iterator[Format]:
+    """The same file, whose bare reader is one call of NumPy."""
+    source, flat = token_file(place, count)
+    windows = np.lib.stride_tricks.sliding_window_view(np.asarray(flat), WINDOW + 1)
+    how = "sliding_window_view(np.memmap, window + 1)[starts], as int32"
+    yield Format(source, lambda rows: windows[rows * WINDOW].astype(np.int32), how, WINDOWS)
+
+
+def token_file(place: Path, count: int) -> tuple[loader.TokenSource, npt.NDArray[np.uint16]]:
+    """As many bytes of tokens as the other formats have of images, or a few windows."""
+    path = place / "data.bin"
+    num_windows = max(count * IMAGE // (2 * WINDOW), 2 * WINDOWS)
+    np.random.default_rng(0).integers(0, 50_000, num_windows * WINDOW + 1, np.uint16).tofile(path)
+    return loader.TokenSource(path, WINDOW), np.memmap(path, "<u2", "r")
 
 
 def arrow(count: int) -> Any:
@@ -206,45 +234,74 @@ FORMATS: Final[dict[str, Callable[[Path, int], contextlib.AbstractContextManager
     "Parquet": parquet,
     "Hugging Face": huggingface,
     "token file": tokens,
+    "token file, one gather": tokens_gathered,
 }
 
 
-def table(rates: dict[str, dict[str, list[float]]]) -> Table:
+def table(times: dict[str, dict[str, list[float]]], batches: dict[str, int]) -> Table:
     """A row for each format."""
     rows = [
         [
             name,
-            f"{summary(of['ours'])['median']:,.0f}",
-            f"{summary(of['bare'])['median']:,.0f}",
-            *spread(ratios(of["ours"], of["bare"]))[:2],
+            f"{batches[name]}",
+            f"{1e6 * batches[name] / median(of, OURS):,.0f}",
+            f"{1e6 * batches[name] / median(of, BARE):,.0f}",
+            *spread(ratios(of[BARE], of[OURS]))[:2],
         ]
-        for name, of in rates.items()
+        for name, of in times.items()
     ]
-    columns = ("format", "records/s", "bare loop", "ratio", "quartiles")
-    return Table("batches of 256, shuffled", columns, rows)
+    columns = ("format", "batch", "records/s", "bare loop", "ratio", "quartiles")
+    return Table("shuffled batches through the iterator", columns, rows)
 
 
-def targets(rates: dict[str, dict[str, list[float]]]) -> list[Target]:
+def parts(times: dict[str, dict[str, list[float]]]) -> Table:
+    """Where a batch's time goes."""
+    rows = []
+    for name, of in times.items():
+        took = [median(of, part) for part in (OURS, RECORDS, IDS)]
+        cells = [f"{value:,.1f}" for value in (*took, rest(of), median(of, BARE))]
+        rows.append([name, *cells, *spread(ratios(of[BARE], of[RECORDS]))[:1]])
+    columns = ("format", "iterator", "read", "ids", "the rest", "bare loop", "bare loop / read")
+    return Table(
+        "microseconds a batch: the iterator, and the source's two calls alone", columns, rows
+    )
+
+
+def median(times: dict[str, list[float]], part: str) -> float:
+    """Microseconds a batch."""
+    return summary(times[part])["median"]
+
+
+def rest(times: dict[str, list[float]]) -> float:
+    """What the source's two calls do not take of a batch's time."""
+    return median(times, OURS) - median(times, RECORDS) - median(times, IDS)
+
+
+def targets(times: dict[str, dict[str, list[float]]]) -> list[Target]:
     """At least 0.8 of the bare loop."""
     return [
         at_least(
             f"{name}: batches through the iterator / the format's own reader",
-            summary(ratios(of["ours"], of["bare"]))["median"],
+            summary(ratios(of[BARE], of[OURS]))["median"],
             _BOUND,
-            "the bare loop makes no order, IDs or masks, nor fields' arrays where it says so",
+            f"beside {median(of, BARE):,.1f} us of the bare loop, {median(of, RECORDS):,.1f} for the records, "
+            f"{median(of, IDS):,.1f} for IDs, and {rest(of):,.1f} for order, mask, checks and the iterator, "
+            "which the bare loop has none of",
         )
-        for name, of in rates.items()
+        for name, of in times.items()
     ]
 
 
 def conditions(setting: Setting) -> dict[str, str]:
     """What one must know to read the numbers."""
     return {
-        "records": f"{setting.num_records:,} of image uint8[{IMAGE}] and label int32; tokens: windows of "
-        f"{WINDOW} + 1, given as int32",
-        "windows": f"{setting.rounds} of {setting.batches} batches each, ours and the bare loop's in turn, in "
-        "one process and thread, after one that warms up",
+        "records": f"{setting.num_records:,} of image uint8[{IMAGE}] and label int32; tokens: as many bytes, "
+        f"in windows of {WINDOW:,} + 1, given as int32",
+        "windows": f"{setting.rounds} of {setting.batches} batches each, those of the iterator, the bare loop "
+        "and the source's two calls in turn, in one process and thread, after one that warms up",
         "clock": "perf_counter around the batches: order, IDs, masks and iterator inside it for ours; the "
-        "bare loop is given its rows",
+        "bare loop is given its rows, and makes no IDs",
+        "IDs": "as each source makes them by default: file:row (ArrayRecord, Parquet), file:offset (tokens), "
+        "else row numbers",
         "storage": "files just written, in the page cache; Parquet and Hugging Face data fit into memory",
     }
