@@ -74,6 +74,7 @@ def assert_resumes_exactly(
     Each batch is compared bit for bit, and at each stop the position, the next IDs and the train state.
     This takes twice ``steps`` batches, those of one run held in memory, and identifies the data two times
     more than there are stops: large data should be known by ``cache=True`` or `Fingerprint.of_revision`.
+    It is for one JAX process.
 
     Args:
       stream: what to test, or a function that makes it.
@@ -141,7 +142,8 @@ def assert_deterministic(
       threads: numbers of reading threads to try.
       batch_sizes: of other batches in which each record must come out the same, as it has to where the
         batch size is changed at a resume or JAX processes share a batch out. By default half of the
-        pipeline's; () for a transform that is meant to look at its whole batch.
+        pipeline's; () for a transform that is meant to look at its whole batch, or whose sums a library
+        makes in another order for another size.
       hash_seeds: values of ``PYTHONHASHSEED``, each for a process of its own that the transform is sent
         to, which takes a few seconds; () for a transform that cannot be pickled.
 
