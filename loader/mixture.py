@@ -49,9 +49,15 @@ class Mixture:
     ) -> None:
         self._parts = _checked_parts(parts)
         if isinstance(weights, Mapping) and set(weights) != set(parts):
+            without = [name for name in parts if name not in weights]
+            others = [name for name in weights if name not in parts]
             raise ValueError(
-                f"weights must be given for {', '.join(parts)}, not for "
-                f"{', '.join(map(str, weights))}"
+                "weights must be given for each part, and for nothing else: "
+                + "; ".join(
+                    f"{what} {', '.join(map(repr, names))}"
+                    for what, names in (("there is none for", without), ("no part is", others))
+                    if names
+                )
             )
         self.turns = Turns(weights)
         self.grid = MixtureSteps(self._num_steps())

@@ -16,6 +16,8 @@ import numpy.typing as npt
 #: The turns of a round are kept: 13 bytes a step.
 MAX_ROUND: Final = 1 << 20
 MAX_PARTS: Final = 256
+#: Numbers beyond it are not written out: one of thousands of digits cannot be.
+_SHOWN: Final = 10**18
 #: Changing whose turn a step is means a new number here.
 TURNS_VERSION: Final = 1
 
@@ -84,9 +86,13 @@ def _whole_weights(weights: Mapping[str, float | Fraction]) -> dict[str, int]:
     whole = {name: weight // divisor for name, weight in whole.items()}
     steps = sum(whole.values())
     if steps > MAX_ROUND:
+        long = steps >= _SHOWN
+        given = "such weights" if long else f"weights {dict(weights)!s:.200}"
+        count = f"more than {_SHOWN}" if long else str(steps)
         raise ValueError(
-            f"weights {dict(weights)} need a round of {steps} steps, and {MAX_ROUND} are the most; "
-            "round them, or give whole numbers"
+            f"{given} need a round of {count} steps, from {min(whole, key=whole.__getitem__)!r}, the "
+            f"smallest, to {max(whole, key=whole.__getitem__)!r}, and {MAX_ROUND} are the most; round "
+            "them, or give whole numbers"
         )
     return whole
 
@@ -98,13 +104,16 @@ def _fraction(name: str, weight: Any) -> Fraction:
         raise TypeError(f"the weight of {name!r} must be a number, not {weight!r}")
     if isinstance(weight, Fraction):
         fraction = weight
+    elif isinstance(weight, int | np.integer):
+        fraction = Fraction(int(weight))
     elif not math.isfinite(weight):
         raise ValueError(f"the weight of {name!r} must be a number above 0, not {weight!r}")
     else:
         fraction = Fraction(str(weight))  # 0.7 as it is written, not as it is stored
     if fraction <= 0:
+        shown = repr(weight) if fraction > -_SHOWN else f"less than -{_SHOWN}"
         raise ValueError(
-            f"the weight of {name!r} must be above 0, not {weight!r}; leave the part out instead"
+            f"the weight of {name!r} must be above 0, not {shown}; leave the part out instead"
         )
     return fraction
 

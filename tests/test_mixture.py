@@ -106,6 +106,8 @@ def test_order_in_which_parts_are_given_does_not_matter() -> None:
         ({"a": Fraction(1, 3), "b": Fraction(1, 2)}, {"a": 2, "b": 3}),
         ({"a": 1e-3, "b": 1}, {"a": 1, "b": 1000}),
         ({"a": np.float64(0.5), "b": np.int64(1)}, {"a": 1, "b": 2}),
+        ({"a": 10**400, "b": 2 * 10**400}, {"a": 1, "b": 2}),
+        ({"a": 3 * 10**5000, "b": 10**5000}, {"a": 3, "b": 1}),
     ],
 )
 def test_weights_are_taken_as_they_are_written(
@@ -207,8 +209,9 @@ def test_bad_records_are_told_by_part() -> None:
         ({"": part(9)}, {"": 1}, TypeError, "not empty, not ''"),
         ({3: part(9)}, {3: 1}, TypeError, "not 3"),
         ({"a": part(9).source}, {"a": 1}, TypeError, "must be a Pipeline, not ArraySource"),
-        ({"a": part(9)}, {"b": 1}, ValueError, "must be given for a, not for b"),
-        ({"a": part(9)}, {"a": 1, "b": 1}, ValueError, "not for a, b"),
+        ({"a": part(9)}, {"b": 1}, ValueError, "there is none for 'a'; no part is 'b'$"),
+        ({"a": part(9)}, {"a": 1, "b": 1}, ValueError, "nothing else: no part is 'b'$"),
+        ({"a": part(9), "b": part(9)}, {"a": 1}, ValueError, "there is none for 'b'$"),
         ({"a": part(9)}, [1], TypeError, "weights must map"),
         ({"a": part(9)}, {"a": 0}, ValueError, "must be above 0, not 0"),
         ({"a": part(9)}, {"a": -0.5}, ValueError, "must be above 0"),
@@ -218,6 +221,15 @@ def test_bad_records_are_told_by_part() -> None:
         ({"a": part(9)}, {"a": "1"}, TypeError, "must be a number, not '1'"),
         ({"a": part(9), "b": part(9)}, {"a": 1, "b": 1e-7}, ValueError, "a round of 10000001"),
         ({"a": part(9), "b": part(9)}, {"a": 1, "b": 2**20}, ValueError, "a round of 1048577"),
+        (
+            {"a": part(9), "b": part(9)},
+            {"a": 10**400, "b": 1},
+            ValueError,
+            "a round of more than 1000000000000000000 steps, from 'b', the smallest, to 'a'",
+        ),
+        ({"a": part(9), "b": part(9)}, {"a": 10**5000, "b": 1}, ValueError, "such weights need"),
+        ({"a": part(9), "b": part(9)}, {"a": 1e-300, "b": 1}, ValueError, "from 'a', the small"),
+        ({"a": part(9)}, {"a": -(10**5000)}, ValueError, "not less than -1000000000000000000"),
     ],
 )
 def test_wrong_arguments_are_named(
