@@ -43,6 +43,7 @@ def test_a_single_name_needs_no_look_up() -> None:
     numbers = np.arange(20_001)
     found = NumberedNames(["x"], np.array([20_001]))(np.zeros_like(numbers), numbers)
     assert found.tolist() == [f"x:{number}" for number in numbers]
+    assert found.dtype == np.dtype("U7")  # no wider than the longest
 
 
 def test_no_number_gives_no_text() -> None:

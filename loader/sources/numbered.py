@@ -44,7 +44,8 @@ class NumberedNames:
         above = np.arange(heads.sum()) - self._firsts.repeat(heads)
         texts = np.array([f"{name}:" for name in names], np.str_).repeat(heads)
         longer = _with_digits(texts, above, _DIGITS, -(-_INT64_DIGITS // _DIGITS))
-        self._heads: Texts = np.where(above == 0, texts, longer)
+        whole = np.where(above == 0, texts, longer)
+        self._heads: Texts = whole.astype(f"U{np.strings.str_len(whole).max()}")
         #: What is taken from a number leaves its last digits, and in front of them a 1 if there are others.
         self._shifts = np.maximum(above - 1, 0) * self._span
 
