@@ -79,13 +79,21 @@ def edited(row: int, value: Any, column: npt.NDArray[Any] = INTS) -> list[npt.ND
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        (edited(4, INTS[3]), f"ID {INTS[3]} belongs to rows 3 and 4"),
+        (
+            edited(4, INTS[2]),
+            rf"ID {INTS[2]} belongs to rows 2 and 4 \(file a:1\.bin, row 2; file é/b\.bin, row 0\)",
+        ),
         (edited(5, -1), r"column 'name' of file é/b\.bin cannot be the IDs: row 1 has the ID -1"),
         (edited(5, "", INTS.astype("U6")), r"file é/b\.bin cannot be the IDs: row 1 has the ID ''"),
-        (edited(5, "a\0", INTS.astype("U6")), "zero byte"),
+        (edited(5, "a\0", INTS.astype("U6")), r"file é/b\.bin holds, in row 1, .* a zero byte"),
         (edited(5, "a"), "int64"),
         (np.split(INTS.astype("f4"), CUTS), r"file a:1\.bin cannot be the IDs"),
-        (np.split(INTS.astype("u8") + (1 << 63), CUTS), "does not fit int64"),
+        (
+            np.split(
+                np.where(np.arange(len(INTS)) == 5, np.uint64(1 << 63), INTS.astype("u8")), CUTS
+            ),
+            r"file é/b\.bin holds, in row 1, 9223372036854775808, which does not fit int64",
+        ),
         ([INTS[:3].astype("U6"), INTS[3:4], INTS[4:]], "one kind"),
         ([INTS[:3], INTS[3:4], INTS[5:]], r"file é/b\.bin holds 12344 values, of 12345 records"),
     ],

@@ -73,6 +73,11 @@ def make_ids(
       TypeError, ValueError: there is no such rule or column, or an ID is neither integer nor string,
         -1 or "", or comes twice; names the records.
     """
+
+    def where(row: int) -> str:
+        [file], [place] = rows.locate(np.array([row], np.int64))
+        return f"file {files.names[file]}, row {place}"
+
     if callable(rule):
         return _FunctionIds(rule, len(rows))
     if rule == FILE_ROW:
@@ -80,7 +85,7 @@ def make_ids(
     if rule == ROW:
         return _RowIds(len(rows))
     if isinstance(rule, str) and rule in columns and read_column is not None:
-        return _ColumnIds(_column_blocks(rule, files, rows, read_column), len(rows))
+        return _ColumnIds(_column_blocks(rule, files, rows, read_column), len(rows), where)
     raise ValueError(
         f'ids must be "{FILE_ROW}", "{ROW}", a function of rows, or a column, one of '
         f"{', '.join(columns) or 'none here'}; not {rule!r:.80}"
@@ -157,9 +162,14 @@ class _FunctionIds:
 
 
 class _ColumnIds:
-    def __init__(self, blocks: Iterable[npt.NDArray[Any]], total: int) -> None:
+    def __init__(
+        self,
+        blocks: Iterable[npt.NDArray[Any]],
+        total: int,
+        where: Callable[[int], str] | None = None,
+    ) -> None:
         self._kept = KeptIds(blocks)
-        self.column: Final = scan_ids(self._kept.blocks, total)
+        self.column: Final = scan_ids(self._kept.blocks, total, where=where)
 
     def __call__(self, rows: Rows, /) -> npt.NDArray[Any]:
         return self._kept.take(rows)
@@ -200,12 +210,16 @@ def _as_ids(given: npt.NDArray[Any], where: str, start: int) -> npt.NDArray[Any]
     ids = given
     if ids.dtype.kind == "O" and all(isinstance(value, str) for value in ids.flat):
         ids = ids.astype(np.str_)
-        if ids.tolist() != given.tolist():
-            raise ValueError(
-                f"{where} holds a string with a zero byte at its end, which NumPy drops"
-            )
+        for place, (made, text) in enumerate(zip(ids.tolist(), given.tolist(), strict=True)):
+            if made != text:
+                raise ValueError(
+                    f"{where} holds, in row {start + place}, the string {text!r:.80} with a zero byte at its "
+                    "end, which NumPy drops"
+                )
     if ids.dtype.kind == "u" and ids.size and ids.max() > np.iinfo(np.int64).max:
-        raise ValueError(f"{where} holds {ids.max()}, which does not fit int64")
+        raise ValueError(
+            f"{where} holds, in row {start + int(ids.argmax())}, {ids.max()}, which does not fit int64"
+        )
     if ids.dtype.kind in "iu":
         ids = ids.astype(np.int64, copy=False)
     try:

@@ -24,13 +24,20 @@ _ODD: Final = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: Knuth's mul
 _SHIFT: Final = np.uint64(32)
 
 
-def scan_ids(blocks: Blocks, total: int, *, key_bytes: int = _KEY_BYTES) -> ColumnDigest:
+def scan_ids(
+    blocks: Blocks,
+    total: int,
+    *,
+    key_bytes: int = _KEY_BYTES,
+    where: Callable[[int], str] | None = None,
+) -> ColumnDigest:
     """Reads IDs, checks that each is one and that none comes twice, and digests them.
 
     Args:
       blocks: gives them.
       total: how many they must be.
       key_bytes: memory for keys.
+      where: from a row to what an error says of its place, beside the row: the file that holds it.
 
     Returns:
       Their kind and digest.
@@ -45,7 +52,7 @@ def scan_ids(blocks: Blocks, total: int, *, key_bytes: int = _KEY_BYTES) -> Colu
     if scan.count != total:
         raise ValueError(f"there are {scan.count} IDs of {total} records")
     if not scan.rising:
-        _check_unique(blocks, total, max(1, key_bytes // 8))
+        _check_unique(blocks, total, max(1, key_bytes // 8), where)
     return scan.column()
 
 
@@ -85,12 +92,14 @@ class _Scan:
         return ColumnDigest("int64" if self._kind == "i" else "str", (), "sha256:" + digest)
 
 
-def _check_unique(blocks: Blocks, total: int, keys_at_once: int) -> None:
+def _check_unique(
+    blocks: Blocks, total: int, keys_at_once: int, where: Callable[[int], str] | None
+) -> None:
     passes = -(-total // keys_at_once)
     for number in range(passes):
         twice = _equal_keys(blocks, total, passes, number)
         for start in range(0, len(twice), _LOOKED_UP):
-            _compare(blocks, twice[start : start + _LOOKED_UP])
+            _compare(blocks, twice[start : start + _LOOKED_UP], where)
 
 
 def _equal_keys(blocks: Blocks, total: int, passes: int, number: int) -> npt.NDArray[np.uint64]:
@@ -122,14 +131,17 @@ def _neighbours(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return np.unique(np.concatenate(found)) if found else keys[:0]
 
 
-def _compare(blocks: Blocks, keys: npt.NDArray[np.uint64]) -> None:
+def _compare(
+    blocks: Blocks, keys: npt.NDArray[np.uint64], where: Callable[[int], str] | None
+) -> None:
     """Raises if two of the IDs with one of these keys, which are sorted, are equal."""
     seen: dict[Any, int] = {}
     for row, value in _with_keys(blocks, keys):
         first = seen.setdefault(value, row)
         if first != row:
+            places = "" if where is None else f" ({where(first)}; {where(row)})"
             raise ValueError(
-                f"ID {value!r} belongs to rows {first} and {row}; an ID must name one record, or "
+                f"ID {value!r} belongs to rows {first} and {row}{places}; an ID must name one record, or "
                 "nothing can tell what was seen"
             )
 
