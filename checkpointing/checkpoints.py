@@ -240,10 +240,13 @@ class Checkpoints:
         leaves = describe(train_state)
         identity = Identity.of(self._pipeline, self._run_config, leaves, verify_data)
         self._damaged = {}
+        check, allowed = self._directory.check, frozenset(allow)
+        share = (self._processes.index, self._processes.count)
         for step in reversed(self._common_steps(identity)):
             try:
-                found, changes = self._checked(step, identity, frozenset(allow), verify)
-                restored = self._restored(found, train_state, verify)
+                found = self._together("check a checkpoint", check, step, verify, share, same=_told)
+                changes = self._together("match it", self._match, found, identity, allowed)
+                restored = self._together("restore it", self._restore, found, train_state, verify)
             except StepDamagedError as damage:
                 self._damaged[step] = str(damage)
                 _log.warning("%s step %d is damaged and was skipped: %s", self._shown, step, damage)
@@ -445,36 +448,17 @@ class Checkpoints:
             },
         )
 
-    def _checked(
-        self, step: int, identity: Identity, allow: frozenset[str], verify: Verify
-    ) -> tuple[Manifest, dict[str, list[Any]]]:
-        """A step's manifest and the changes since then, if the step is whole and of this run on every process."""
-
-        def check() -> tuple[Manifest, dict[str, list[Any]]]:
-            share = (self._processes.index, self._processes.count)
-            found = self._directory.check(step, verify, share)
-            return found, self._match(found, identity, allow)
-
+    def _together(
+        self,
+        what: str,
+        work: Callable[..., _Result],
+        *arguments: Any,
+        same: Callable[[_Result], Mapping[str, str]] | None = None,
+    ) -> _Result:
+        """Does something with a checkpoint on every process: it is damaged where any has found it to be."""
         number = self._processes.number()
         try:
-            return self._processes.together(
-                number, "check a checkpoint", check, lambda checked: _told(checked[0])
-            )
-        except ElsewhereError as error:
-            if error.kind == StepDamagedError.__name__:
-                raise StepDamagedError(str(error)) from error
-            if error.kind == CheckpointMismatchError.__name__:
-                difference = Difference(f"process {error.process}", "", "", str(error))
-                raise CheckpointMismatchError(f"{self._shown} step {step}", [difference]) from error
-            raise
-
-    def _restored(self, found: Manifest, train_state: TrainState, verify: Verify) -> TrainState:
-        """The train state, if every process can restore it."""
-        number = self._processes.number()
-        try:
-            return self._processes.together(
-                number, "restore a checkpoint", lambda: self._restore(found, train_state, verify)
-            )
+            return self._processes.together(number, what, lambda: work(*arguments), same)
         except ElsewhereError as error:
             if error.kind == StepDamagedError.__name__:
                 raise StepDamagedError(str(error)) from error

@@ -70,7 +70,7 @@ class Processes:
         number: int,
         what: str,
         work: Callable[[], Result],
-        same: Callable[[Result], Mapping[str, str]] = lambda _: {},
+        same: Callable[[Result], Mapping[str, str]] | None = None,
     ) -> Result:
         """Does something on every process, and waits until all have done it.
 
@@ -93,31 +93,48 @@ class Processes:
         try:
             result = work()
         except Exception as error:
-            said = {"kind": type(error).__name__, "text": str(error)[:_MAX_TEXT]}
-            verdict = self._verdict(self._client, number, what, said)
-            if verdict["kind"] == type(error).__name__:
+            failure = {"kind": type(error).__name__, "text": str(error)[:_MAX_TEXT]}
+            verdict = self._verdict(self._client, number, what, failure, None, asked=bool(same))
+            if verdict["kind"] == failure["kind"]:
                 raise
             raise ElsewhereError(**verdict) from error
-        verdict = self._verdict(self._client, number, what, {"same": dict(same(result))})
+        own = dict(same(result)) if same else None
+        verdict = self._verdict(self._client, number, what, None, own, asked=bool(same))
         if verdict["kind"] is not None:
             raise ElsewhereError(**verdict)
         return result
 
     def _verdict(
-        self, client: Any, number: int, what: str, said: Mapping[str, Any]
+        self,
+        client: Any,
+        number: int,
+        what: str,
+        failure: Mapping[str, str] | None,
+        own: Mapping[str, str] | None,
+        *,
+        asked: bool,
     ) -> dict[str, Any]:
-        """Tells the others what came of it, and waits for what that means for all."""
+        """Tells the others what came of it, if it is a failure, and waits for what that means for all.
+
+        In the good case each process sends and receives a few hundred bytes, whatever their number.
+        """
         if self._lost is not None:
             raise RuntimeError(str(self._lost)) from self._lost
         place = f"regrain/{self._group}/{number}/{what.replace(' ', '_')}"
         milliseconds = max(1, int(1000 * self._timeout_s))
         began = time.monotonic()
         try:
-            client.key_value_set(f"{place}/said/{self.index}", json.dumps(said))
+            if asked and self.is_first:
+                client.key_value_set(f"{place}/first", json.dumps(own))
+            elif own is not None:
+                first = json.loads(client.blocking_key_value_get(f"{place}/first", milliseconds))
+                failure = None if first is None else _difference(first, own)
+            if failure is not None:
+                client.key_value_set(f"{place}/failed/{self.index}", json.dumps(failure))
             client.wait_at_barrier(place, milliseconds)
             if self.is_first:
-                everything = client.key_value_dir_get(f"{place}/said")
-                client.key_value_set(f"{place}/verdict", json.dumps(_judge(dict(everything))))
+                failed = dict(client.key_value_dir_get(f"{place}/failed"))
+                client.key_value_set(f"{place}/verdict", json.dumps(_worst(failed)))
                 if number > 0:  # all have read those before the one of this number
                     client.key_value_delete(f"regrain/{self._group}/{number - 1}/")
             verdict: dict[str, Any] = json.loads(
@@ -136,25 +153,26 @@ class Processes:
 _groups: Final = itertools.count()
 
 
-def _judge(everything: dict[str, str]) -> dict[str, Any]:
-    """What all processes have said, as one verdict: the worst of what went wrong, or a difference."""
-    said = {int(key.rpartition("/")[2]): json.loads(value) for key, value in everything.items()}
-    failed = [process for process in sorted(said) if "kind" in said[process]]
-    if failed:
-        worst = max(failed, key=lambda process: _badness(said[process]["kind"]))
-        return {"process": worst, **said[worst]}
-    first = said[0]["same"]
-    for process in sorted(said):
-        own = said[process]["same"]
-        different = [
-            f"{name} is {own.get(name)}, and {first.get(name)} in process 0"
-            for name in {**first, **own}
-            if own.get(name) != first.get(name)
-        ]
-        if different:
-            text = f"is not at the same place of the same run: {'; '.join(different)[:_MAX_TEXT]}"
-            return {"process": process, "kind": "", "text": text}
-    return {"process": 0, "kind": None, "text": ""}
+def _difference(first: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str] | None:
+    """In what a process differs from the first one, as a failure."""
+    different = [
+        f"{name} is {own.get(name)}, and {first.get(name)} in process 0"
+        for name in {**first, **own}
+        if own.get(name) != first.get(name)
+    ]
+    if not different:
+        return None
+    text = f"is not at the same place of the same run: {'; '.join(different)}"
+    return {"kind": "", "text": text[:_MAX_TEXT]}
+
+
+def _worst(failed: Mapping[str, str]) -> dict[str, Any]:
+    """The worst of what went wrong, by process; the first of those that are equally bad."""
+    failures = {int(key.rpartition("/")[2]): json.loads(value) for key, value in failed.items()}
+    if not failures:
+        return {"process": 0, "kind": None, "text": ""}
+    worst = max(sorted(failures), key=lambda process: _badness(failures[process]["kind"]))
+    return {"process": worst, **failures[worst]}
 
 
 def _badness(kind: str) -> int:
