@@ -68,13 +68,23 @@ def documented() -> dict[str, Any]:
     """The table of calls in the page: calls of each process, and of process 0 besides."""
     text = (ROOT / "docs/scaling.md").read_text("utf-8")
     rows = re.findall(r"^\| (\w[^|]*?) +\| +(\d+) \| +(\d+) \| +([\d,]+) \|", text, re.MULTILINE)
-    return {name: (int(each), int(first), int(size.replace(",", ""))) for name, each, first, size in rows}
+    return {
+        name: (int(each), int(first), int(size.replace(",", "")))
+        for name, each, first, size in rows
+    }
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_calls_and_bytes_are_those_of_the_page(count: int, tmp_path: pathlib.Path) -> None:
     page = documented()
-    assert set(page) == {"open", "resume, new run", "resume, from a checkpoint", "step", "save", "close"}
+    assert set(page) == {
+        "open",
+        "resume, new run",
+        "resume, from a checkpoint",
+        "step",
+        "save",
+        "close",
+    }
     ended = run_processes(TRAINING + COUNTING, count, tmp_path)
     for index, (code, out, error) in enumerate(ended):
         assert code == 0, error[-3000:]
