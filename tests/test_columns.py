@@ -40,6 +40,27 @@ def test_columns_are_those_listed_or_all_but_the_ids() -> None:
     assert chosen_columns(["a", "b", "c"], None, "b") == ["a", "c"]
     assert chosen_columns(["a", "b", "c"], None, "row") == ["a", "b", "c"]
     assert chosen_columns(["a", "b", "c"], ("c", "b"), "b") == ["c", "b"]
+    assert chosen_columns(["a", "b", "c"], (name for name in "cb"), "b") == ["c", "b"]
+
+
+@pytest.mark.parametrize("rule", ["row", "file:row"])
+def test_a_column_named_as_a_rule_is_a_field(rule: str) -> None:
+    assert chosen_columns(["a", rule], None, rule) == ["a", rule]
+
+
+@pytest.mark.parametrize(
+    "value", [np.ma.masked_array([1, 2], [True, False], "u1"), np.ma.masked], ids=["one", "all"]
+)
+def test_a_mask_is_not_lost(value: Any) -> None:
+    field = Field(value.dtype, value.shape)
+    plain = {"x": np.zeros(field.shape, field.dtype)}
+    with pytest.raises(TypeError, match="field 'x' is a masked array"):
+        field_like("x", value)
+    for read in (gathered, lambda name, _, records, where: stacked(name, records, where)):
+        with pytest.raises(ValueError, match=r"file f, row 1: .*'x' is a masked array"):
+            read("x", field, [plain, {"x": value}], where)
+    with pytest.raises(ValueError, match="file f, row 1: field 'x' is a masked array"):
+        put(room({"x": field}, 2), {"x": field}, {"x": value}, where, 1)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +71,8 @@ def test_columns_are_those_listed_or_all_but_the_ids() -> None:
         (lambda: chosen_columns(["a"], [], "row"), "at least one column"),
         (lambda: chosen_columns(["a"], None, "a"), "at least one column"),
         (lambda: chosen_columns(["a"], "a", "row"), "columns must be a list of names"),
+        (lambda: chosen_columns(["a"], 3, "row"), "columns must be a list of names, not 3"),
+        (lambda: chosen_columns(["a"], [3], "row"), "columns must be a list of names"),
         (lambda: chosen_columns(["a", "id"], None, "row"), "'id' cannot be a field: .*ids='id'"),
         (lambda: check_fields({"b": "i4"}, ["a"]), "fields names 'b', and there is 'a'"),
         (lambda: check_fields(["a"], ["a"]), "fields must map names"),  # type: ignore[arg-type]

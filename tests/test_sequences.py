@@ -146,6 +146,33 @@ def test_a_record_that_cannot_be_read_is_named() -> None:
         source.read(np.array([1, 2]))
 
 
+@pytest.mark.parametrize(
+    ("lost", "named"),
+    [
+        ([2], "row 2 cannot be read: KeyError: 'lost'"),
+        ([], "rows 1, 2 cannot be read together, .*'at"),
+    ],
+)
+def test_records_that_cannot_be_read_together_are_named(lost: list[int], named: str) -> None:
+    class Failing(Fetching):
+        def __getitem__(self, row: int) -> dict[str, Any]:
+            if row in lost:
+                raise KeyError("lost")
+            return super().__getitem__(row)
+
+        def __getitems__(self, rows: list[int]) -> list[dict[str, Any]]:
+            raise KeyError("at once")
+
+    with pytest.raises(ValueError, match=named):
+        SequenceSource(Failing(), columns=["y"]).read(np.array([1, 2]))
+
+
+def test_a_field_may_be_named_row() -> None:
+    source = SequenceSource([{"row": 5, "x": 1}, {"row": 6, "x": 2}])
+    assert source.read(np.array([1]))["row"].tolist() == [6]
+    assert source.ids(np.array([1])).tolist() == [1]
+
+
 def test_fewer_records_than_asked_for_are_refused() -> None:
     class Losing(Fetching):
         def __getitems__(self, rows: list[int]) -> list[dict[str, Any]]:

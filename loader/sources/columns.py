@@ -10,31 +10,39 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from loader.sources.identifiers import FILE_ROW, ROW
 from loader.sources.protocol import RESERVED_FIELDS, Field, check_field
 
 #: Names the file and row of one of the records that are read together.
 Where = Callable[[int], str]
 
-_DTYPE_AND_SHAPE: Final = operator.attrgetter("dtype", "shape")
+_LOOKS: Final = operator.attrgetter("dtype", "shape", "__class__")
 
 
 def chosen_columns(there: Collection[str], columns: Any, ids: Any) -> list[str]:
     """Names of what becomes a field: those that a caller lists, or all but the one that is the ID.
+
+    A column that only has the name of a rule, ``row``, is a field like any other.
 
     Raises:
       TypeError, ValueError: the list is none, names one twice or one that is not there, or nothing is
         left.
     """
     if columns is None:
-        columns = [name for name in there if not (isinstance(ids, str) and name == ids)]
+        of_ids = ids if isinstance(ids, str) and ids not in (ROW, FILE_ROW) else None
+        columns = [name for name in there if name != of_ids]
         for name in RESERVED_FIELDS.intersection(columns):
             raise ValueError(
                 f"{name!r} cannot be a field: a batch holds its own. Take it as the IDs, ids={name!r}, or list "
                 "the columns without it"
             )
-    elif isinstance(columns, str) or not all(isinstance(name, str) for name in columns):
+    chosen: list[str] = [] if not isinstance(columns, Iterable) else list(columns)
+    if (
+        isinstance(columns, str)
+        or not isinstance(columns, Iterable)
+        or not all(isinstance(name, str) for name in chosen)
+    ):
         raise TypeError(f"columns must be a list of names, not {columns!r:.80}")
-    chosen: list[str] = list(columns)
     check_known("columns", chosen, there)
     if len(set(chosen)) < len(chosen) or not chosen:
         raise ValueError(f"columns must name at least one column, and none twice: {chosen!r:.200}")
@@ -65,6 +73,8 @@ def field_like(name: str, value: Any) -> Field:
       TypeError, ValueError: its dtype or shape cannot be batched; or it is a string, which tells
         nothing of how long others are.
     """
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(_masked(f"field {name!r}"))
     array = np.asarray(value)
     if array.dtype.kind in "US" and not isinstance(value, np.ndarray):
         raise ValueError(text_needs_width(name, array.dtype.kind))
@@ -83,8 +93,10 @@ def checked(name: str, field: Field, value: Any, where: Where, place: int) -> np
     """A value of a field, as an array; a string may be narrower than the field.
 
     Raises:
-      ValueError: it has another dtype or shape than the field; names file and row.
+      ValueError: it has another dtype or shape than the field, or a mask; names file and row.
     """
+    if isinstance(value, np.ma.MaskedArray):
+        raise ValueError(f"{where(place)}: {_masked(f'field {name!r}')}")
     array = np.asarray(value)
     dtype = array.dtype
     if array.shape == field.shape and (
@@ -129,7 +141,10 @@ def gathered(
     """
     values = [_entry(record, name, where, place) for place, record in enumerate(records)]
     try:
-        alike = set(map(_DTYPE_AND_SHAPE, values)) == {(field.dtype, field.shape)}
+        alike = bool(values) and all(
+            (dtype, shape) == (field.dtype, field.shape) and not issubclass(kind, np.ma.MaskedArray)
+            for dtype, shape, kind in set(map(_LOOKS, values))
+        )
     except AttributeError:
         alike = False
     if alike:  # the usual case, at the cost of looking at each
@@ -149,6 +164,9 @@ def stacked(name: str, records: Sequence[Mapping[str, Any]], where: Where) -> np
     values = [_entry(record, name, where, place) for place, record in enumerate(records)]
     if all(isinstance(value, str) for value in values):
         return np.array(values, object)
+    for place, value in enumerate(values):
+        if isinstance(value, np.ma.MaskedArray):
+            raise ValueError(f"{where(place)}: {_masked(repr(name))}")
     arrays = [np.asarray(value) for value in values]
     first = arrays[0]
     for place, array in enumerate(arrays):
@@ -171,6 +189,10 @@ def check_known(what: str, names: Iterable[str], known: Collection[str]) -> None
         raise ValueError(
             f"{what} names {', '.join(map(repr, unknown))}, and there is {', '.join(map(repr, known))}"
         )
+
+
+def _masked(what: str) -> str:
+    return f"{what} is a masked array, and its mask would be lost; fill it first"
 
 
 def _entry(record: Mapping[str, Any], name: str, where: Where, place: int) -> Any:

@@ -106,12 +106,23 @@ class SequenceSource:
     def _records(self, rows: npt.NDArray[np.int64], where: Where) -> list[Mapping[str, Any]]:
         numbers = rows.tolist()
         if hasattr(self._sequence, "__getitems__") and len(numbers) > 1:
-            found = list(self._sequence.__getitems__(numbers))
+            found = self._many(numbers)
             if len(found) != len(numbers):
                 raise ValueError(f"the sequence gave {len(found)} records for {len(numbers)} rows")
         else:
             found = [self._record(number) for number in numbers]
         return [_entries(record, where, place) for place, record in enumerate(found)]
+
+    def _many(self, rows: list[int]) -> list[Any]:
+        try:
+            return list(self._sequence.__getitems__(rows))
+        except Exception as error:
+            for row in rows:
+                self._record(row)  # which raises, if the record alone is at fault
+            raise ValueError(
+                f"rows {', '.join(map(str, rows[:8]))}{', ...' if len(rows) > 8 else ''} cannot be read together, "
+                f"though each alone can: {type(error).__name__}: {error}"
+            ) from error
 
     def _record(self, row: int) -> Any:
         try:
