@@ -124,7 +124,7 @@ class Checkpoints:
     processes may be another one at each resume.
 
     Raises:
-      TypeError, ValueError: a bad argument.
+      TypeError, ValueError: a bad argument, such as an address (``gs://...``) as the directory.
       OSError: the directory cannot be made or written, or another writer has it open.
       RuntimeError: another process could not open it.
     """

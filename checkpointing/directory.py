@@ -69,10 +69,17 @@ class RunDirectory:
       write: whether to open it for writing; for reading, nothing is made, locked or cleaned.
 
     Raises:
+      ValueError: it is an address of an object store, not a path.
       OSError: it cannot be made or written, or another process (or object) has it open.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, write: bool = True) -> None:
+        if "://" in os.fspath(path):
+            raise ValueError(
+                f"{os.fspath(path)} is an address, and checkpoints need a directory of a file system: "
+                "a step becomes whole by a rename, which object stores do not have. Use a disk, or a "
+                "file system that all processes share, and copy whole steps from there"
+            )
         self.path = pathlib.Path(os.path.abspath(os.fspath(path)))  # noqa: PTH100 (follows no link)
         self._release: Callable[[], Any] = lambda: None
         if write:

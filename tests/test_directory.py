@@ -369,6 +369,17 @@ def test_a_file_in_the_place_of_the_directory_is_an_error_that_says_so(
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.parametrize("write", [True, False])
+@pytest.mark.parametrize("address", ["gs://bucket/run", "s3://bucket/run"])
+def test_an_address_is_no_directory(
+    address: str, write: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=f"{address} is an address"):
+        RunDirectory(address, write=write)
+    assert not list(tmp_path.iterdir())
+
+
 def test_reading_makes_nothing(tmp_path: pathlib.Path) -> None:
     with pytest.raises(FileNotFoundError):
         opened(tmp_path / "none").steps()
