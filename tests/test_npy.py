@@ -226,7 +226,15 @@ DAMAGES: dict[str, tuple[Any, str]] = {
         lambda f: replaced(f, "id.npy", LABEL.astype(np.uint64) + 2**63),
         "does not fit int64",
     ),
-    "archive": (lambda f: archived(f, "image.npy"), "is an archive"),
+    "archive": (lambda f: archived(f, "image.npy"), r"file image\.npy .* an archive of several"),
+    "pickle": (
+        lambda f: (f / "image.npy").write_bytes(pickle.dumps(IMAGE)),
+        r"file image\.npy cannot be read as \.npy: it begins with b'.*', and such a file with b'.x93NUMPY'",
+    ),
+    "cut in the magic": (
+        lambda f: os.truncate(f / "image.npy", 3),
+        r"file image\.npy .* begins with b'.x93NU', and",
+    ),
     "version": (lambda f: edit(f, version=2), "its format and version are"),
     "no field": (lambda f: edit(f, fields={}), "it names no field"),
     "path above": (lambda f: edit(f, fields=field("../data/label.npy")), "inside the folder"),
@@ -241,6 +249,20 @@ DAMAGES: dict[str, tuple[Any, str]] = {
     ),
     "no file named": (lambda f: edit(f, fields={"x": {}}), "it has no 'file'"),
     "fields a list": (lambda f: edit(f, fields=[]), "is no description"),
+    "count a text": (lambda f: edit(f, num_records="50"), "is no description: '50' is no number"),
+    "count not whole": (
+        lambda f: edit(f, num_records=50.5),
+        "is no description: 50.5 is no number",
+    ),
+    "count infinite": (lambda f: edit(f, num_records=float("inf")), "is no description: inf is no"),
+    "shape a text": (
+        lambda f: edit(f, fields=field("label.npy", shape="12")),
+        "is no description: '12' is no list",
+    ),
+    "dtype a number": (
+        lambda f: edit(f, fields={"x": {"file": "label.npy", "dtype": 3, "shape": []}}),
+        "is no description: 3 is no dtype's name",
+    ),
     "other count": (lambda f: edit(f, num_records=49), "numbers of records differ"),
     "torn": (lambda f: (f / DESCRIPTION).write_text("{"), "is no description"),
     "nested": (lambda f: (f / DESCRIPTION).write_text("[" * 10**5), "is no description"),
@@ -254,6 +276,46 @@ def test_a_damaged_folder_is_refused_and_the_file_named(folder: Path, damage: st
     damaged(folder)
     with pytest.raises((FileNotFoundError, ValueError, TypeError), match=message):
         loader.NpySource(folder)
+
+
+#: Headers of damaged files, of which Python's own parsers say what they please.
+HEADERS = {
+    "end in a bracket": "{'descr': '<i4', 'fortran_order': False, 'shape': (50,",
+    "end in a text": "{'descr': '''<i4",
+    "nested": "(" * 3000,
+    "no literal": "__import__('os').system('false')",
+    "not hashed": "{[]: 1}",
+    "shape too large": f"{{'descr': '<i4', 'fortran_order': False, 'shape': ({10**30},)}}",
+    "shape wraps around": f"{{'descr': '<i4', 'fortran_order': False, 'shape': ({2**62}, 4, 50)}}",
+    "shape negative": "{'descr': '<i4', 'fortran_order': False, 'shape': (-50,)}",
+    "shape of truth values": "{'descr': '<i4', 'fortran_order': False, 'shape': (True,)}",
+    "objects": "{'descr': '|O', 'fortran_order': False, 'shape': (50,)}",
+    "objects inside": "{'descr': [('a', '|O')], 'fortran_order': False, 'shape': (50,)}",
+    "of Python 2": "{'descr': '<i4', 'fortran_order': False, 'shape': (50L,)}",
+    "long": "{'descr': '<i4', 'fortran_order': False, 'shape': (50,)}" + " " * 20_000,
+}
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_a_damaged_header_is_refused_and_the_file_named(folder: Path, header: str) -> None:
+    text = HEADERS[header].encode() + b"\n"
+    start = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little")
+    (folder / "label.npy").write_bytes(start + text + bytes(200))
+    with pytest.raises(ValueError, match=r"file label\.npy cannot be read as \.npy") as refused:
+        loader.NpySource(folder)
+    assert "pickle" not in str(refused.value)
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+@pytest.mark.parametrize("array", [np.asfortranarray(IMAGE), LABEL.astype(">i4")], ids=["F", ">"])
+def test_files_of_all_versions_orders_and_byte_orders_are_read(
+    tmp_path: Path, array: npt.NDArray[Any], version: tuple[int, int]
+) -> None:
+    with (tmp_path / "x.npy").open("wb") as file:
+        np.lib.format.write_array(file, array, version)
+    found = loader.NpySource(tmp_path).read(rows_of())["x"]
+    assert found.dtype == array.dtype
+    assert (found == array[rows_of()]).all()
 
 
 def test_nothing_is_left_of_a_folder_that_cannot_be_written(tmp_path: Path) -> None:

@@ -201,16 +201,14 @@ class _MappedIds:
 
 def _mapped(files: FileSet, number: int, field: NpyField) -> npt.NDArray[Any]:
     name = files.names[number]
+    _check_start(files.path(number), name)
     try:
         mapped = np.load(files.path(number), mmap_mode="r", allow_pickle=False)
-    except (
-        ValueError,
-        EOFError,
-        SyntaxError,
-    ) as error:  # the last is of a header that is no literal
-        raise ValueError(f"file {name} cannot be read as .npy, or is cut: {error}") from error
-    if not isinstance(mapped, np.memmap):
-        raise ValueError(f"file {name} is an archive of arrays, and no .npy file")
+    except OSError:
+        raise
+    except Exception as error:  # a damaged header has Python's parsers raise all kinds of them
+        why = str(error).partition("\n")[0][:200]
+        raise ValueError(f"file {name} cannot be read as .npy, or is cut: {why}") from error
     size, needed = files.states[number].size, mapped.offset + mapped.nbytes
     if size != needed:
         raise ValueError(f"file {name} has {size} bytes, and its header tells of {needed}")
@@ -227,6 +225,19 @@ def _mapped(files: FileSet, number: int, field: NpyField) -> npt.NDArray[Any]:
             f"{field.dtype}{list(field.shape or ())}; one of both is of another data set"
         )
     return array
+
+
+def _check_start(path: str, name: str) -> None:
+    """Raises for what is no ``.npy`` file, of which NumPy would say that it might be unpickled."""
+    magic = np.lib.format.MAGIC_PREFIX
+    with open(path, "rb") as file:  # noqa: PTH123 (the path is a text)
+        start = file.read(len(magic))
+    if start != magic:
+        archive = ", as an archive of several arrays does" if start.startswith(b"PK") else ""
+        raise ValueError(
+            f"file {name} cannot be read as .npy: it begins with {start!r}{archive}, and such a file with "
+            f"{magic!r}; it is cut, damaged, or of another format"
+        )
 
 
 def _of_dtype(array: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:

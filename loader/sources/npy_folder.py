@@ -92,15 +92,14 @@ class NpyFolder:
         if found != (FORMAT, VERSION):
             raise ValueError(f"its format and version are {found!r:.80}, not {(FORMAT, VERSION)}")
         fields = {
-            name: NpyField(
-                checked_name(one["file"]), str(one["dtype"]), tuple(map(int, one["shape"]))
-            )
+            name: NpyField(checked_name(one["file"]), _text(one["dtype"]), _shape(one["shape"]))
             for name, one in value["fields"].items()
         }
         if not fields:
             raise ValueError("it names no field")
         ids = value["ids"]
-        return cls(fields, None if ids == ROW_IDS else checked_name(ids), int(value["num_records"]))
+        count = _count(value["num_records"])
+        return cls(fields, None if ids == ROW_IDS else checked_name(ids), count)
 
     @classmethod
     def _undescribed(cls, root: pathlib.Path) -> Self:
@@ -124,6 +123,24 @@ class NpyFolder:
             },
             indent=1,
         )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.80} is no dtype's name")
+    return value
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r:.80} is no list of lengths")
+    return tuple(map(_count, value))
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{value!r:.80} is no number from 1 on")
+    return value
 
 
 def write_npy(
