@@ -237,12 +237,11 @@ class Checkpoints:
         )
         iterate()  # what it refuses is refused before anything is read
         self.wait()
-        leaves = describe(train_state)
-        identity = Identity.of(self._pipeline, self._run_config, leaves, verify_data)
+        identity, steps = self._agreed(train_state, verify_data)
         self._damaged = {}
         check, allowed = self._directory.check, frozenset(allow)
         share = (self._processes.index, self._processes.count)
-        for step in reversed(self._common_steps(identity)):
+        for step in reversed(steps):
             try:
                 found = self._together("check a checkpoint", check, step, verify, share, same=_told)
                 changes = self._together("match it", self._match, found, identity, allowed)
@@ -436,17 +435,20 @@ class Checkpoints:
                 "there; make another Checkpoints"
             )
 
-    def _common_steps(self, identity: Identity) -> list[int]:
-        """All steps, if every process finds the same ones, and is about to run the same stream."""
-        return self._processes.together(
-            self._processes.number(),
-            "resume",
-            self.steps,
-            lambda steps: {
-                "the list of steps": f"{steps[-_SHOWN_STEPS:]} ({len(steps)} of them)",
-                **_told(self._manifest(identity, (), Position())),
-            },
-        )
+    def _agreed(self, train_state: Any, verify_data: DataVerify) -> tuple[Identity, list[int]]:
+        """What this run is, and all steps that there are, if every process finds the same."""
+
+        def find() -> tuple[Identity, list[int]]:
+            leaves = describe(train_state)
+            return Identity.of(self._pipeline, self._run_config, leaves, verify_data), self.steps()
+
+        def told(found: tuple[Identity, list[int]]) -> dict[str, str]:
+            identity, steps = found
+            newest = f"{steps[-_SHOWN_STEPS:]} ({len(steps)} of them)"
+            return {"steps": newest, **_told(self._manifest(identity, (), Position()))}
+
+        number = self._processes.number()
+        return self._processes.together(number, "resume", find, told)
 
     def _together(
         self,

@@ -145,6 +145,13 @@ more = 1 if index == 1 else 0
 told("other data", lambda: train(f"{top}/data", 3, pipeline=a_pipeline(100 + more)))
 told("nowhere", lambda: train(f"{top}/nowhere{more}", 3))
 
+def unreadable():
+    source = a_pipeline().source
+    if more:
+        source.fingerprint = lambda: 1 // 0
+    return loader.Pipeline(source, a_pipeline().config)
+told("unreadable", lambda: train(f"{top}/unreadable", 3, pipeline=unreadable()))
+
 def differs(checkpoints, run, state):
     return {**state, "numpy": state["numpy"] + more}
 told("other copies", lambda: train(f"{top}/copies", 3, differs))
@@ -191,6 +198,8 @@ def test_what_one_process_finds_wrong_ends_all_of_them_alike(tmp_path: pathlib.P
         assert "batch_size  checkpoint 24  now 12" in one["mismatch"]
     assert "must be on storage that all processes share" in first["nowhere"]
     assert second["nowhere"].startswith("FileNotFoundError")
+    assert second["unreadable"].startswith("ZeroDivisionError")
+    assert first["unreadable"].startswith("ElsewhereError: process 1: integer division")
     assert second["deleted"].startswith("ValueError: train state leaf /local has been deleted")
     assert "process 1: train state leaf /local has been deleted" in first["deleted"]
     assert checkpointing.load(tmp_path / "deleted")[0].step == 2
