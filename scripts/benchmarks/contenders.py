@@ -257,7 +257,7 @@ CONTENDERS: Final[dict[str, Contender]] = {
     OURS: Contender(
         "Pipeline.iterate(): feistel order, ids and masks inside the clock; ArraySource, for windows "
         "a source of 20 lines; in training with device=",
-        _with_threads(regrain, 0, 1, 2),
+        _with_threads(regrain, 0, 1, 2, 8),
         modules=("loader",),
     ),
     GRAIN_RECORDS: Contender(
@@ -269,7 +269,7 @@ CONTENDERS: Final[dict[str, Contender]] = {
     "grain per batch": Contender(
         "MapDataset.range.map_with_index(gather).repeat: a hand-written gather of whole batches over "
         "NumPy permutations, which Grain executes; in training with grain.experimental.device_put",
-        _with_threads(grain_batches, 0, 1, 2)
+        _with_threads(grain_batches, 0, 1, 2, 8)
         | {"2 worker processes": functools.partial(grain_batches, threads=0, workers=2)},
         modules=("grain",),
     ),
@@ -325,7 +325,7 @@ CONTENDERS: Final[dict[str, Contender]] = {
         "PipelineBuilder over batches of rows from NumPy permutations, pipe(gather), add_sink",
         {
             f"concurrency={count}": functools.partial(peers.spdl_pipeline, threads=count)
-            for count in (1, 2)
+            for count in (1, 2, 8)
         },
         packages=("spdl",),
         modules=("spdl.pipeline",),
