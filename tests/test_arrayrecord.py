@@ -6,6 +6,7 @@ import logging
 import os
 import pathlib
 import pickle
+import resource
 import shutil
 import threading
 from collections.abc import Mapping
@@ -307,6 +308,18 @@ def test_a_file_that_is_no_whole_one_is_named_at_once(data: pathlib.Path, spoil:
         ValueError, match=r"file 1.array_record, row 0: it is no ArrayRecord file, is cut"
     ):
         ArrayRecordSource(data)
+
+
+def test_a_file_that_cannot_be_opened_is_not_called_damaged(data: pathlib.Path) -> None:
+    source = ArrayRecordSource(data, columns=["y"])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(OSError, match=r"file 1.array_record cannot be read: Too many open"):
+            source.read(np.array([5]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert source.read(np.array([5]))["y"].tolist() == [50]
 
 
 def test_files_that_are_not_there_or_hold_nothing_are_named(data: pathlib.Path) -> None:

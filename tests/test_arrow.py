@@ -75,6 +75,8 @@ KINDS: Final[dict[str, tuple[Any, npt.NDArray[Any]]]] = {
         tensors(CUBE, [1, 0]),
         np.ascontiguousarray(CUBE.transpose(0, 2, 1)),
     ),
+    "tensor of truth values": (tensors(CUBE > 9), CUBE > 9),
+    "tensor of times": (tensors(CUBE.astype("M8[us]")), CUBE.astype("M8[us]")),
     "dictionary": (pa.array([7, 5, 7, 7]).dictionary_encode(), np.array([7, 5, 7, 7])),
 }
 
@@ -94,16 +96,17 @@ def test_a_column_of_every_kind_is_an_array(kind: str) -> None:
             np.testing.assert_array_equal(picked, wanted[low:high][chosen])
 
 
-@pytest.mark.parametrize(
-    "kind", [k for k in KINDS if k not in ("bool", "date", "dictionary", "list of truth values")]
-)
+NOT_VIEWS: Final = ("bool", "date", "list of truth values", "tensor of truth values")
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k not in (*NOT_VIEWS, "dictionary")])
 def test_numbers_are_not_copied(kind: str) -> None:
     array, _ = KINDS[kind]
     assert is_view(array.type)
     assert np.shares_memory(read(array), read(array))
 
 
-@pytest.mark.parametrize("kind", ["bool", "date", "list of truth values"])
+@pytest.mark.parametrize("kind", NOT_VIEWS)
 def test_what_numpy_has_in_another_form_is_told(kind: str) -> None:
     assert not is_view(KINDS[kind][0].type)
 
@@ -194,6 +197,13 @@ NULLS: Final[list[tuple[Any, int]]] = [
         ),
         1,
     ),
+    (
+        pa.ExtensionArray.from_storage(
+            pa.fixed_shape_tensor(pa.int64(), [2]),
+            pa.array([[1, 2], [3, None]], pa.list_(pa.int64(), 2)),
+        ),
+        1,
+    ),
     (pa.array([7, None]).dictionary_encode(), 1),
 ]
 
@@ -276,6 +286,38 @@ def test_a_field_that_the_column_is_may_be_given() -> None:
     block = column.block(array)
     with pytest.raises(ValueError, match=r"row 0: column 'x' has a list of 2 .*, and others of 3"):
         column.pick(block, np.array([0]), where)
+
+
+@pytest.mark.parametrize(
+    "values", [[[], [1]], [[[]], [[1]]], [[], [[1]]], [[[], []], [[1], [2]]]], ids=str
+)
+def test_a_first_list_that_is_empty_tells_no_shape(values: Any) -> None:
+    with pytest.raises(ValueError, match=r"file f, row 0: column 'x' has an empty list, .*fields="):
+        column_of(pa.array(values))
+
+
+def broken(kind: Any) -> Any:
+    """Three texts, of which the middle one is none."""
+    ends = pa.array([0, 1, 2, 3], pa.int64() if kind == pa.large_string() else pa.int32())
+    data = pa.py_buffer(b"a\xffb")
+    return pa.Array.from_buffers(kind, 3, [None, ends.buffers()[1], data])
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()], ids=str)
+def test_a_text_that_is_none_is_named_and_the_others_are_read(kind: Any) -> None:
+    array = broken(kind)
+    column = column_of(array, Field(np.dtype("U4")))
+    block = column.block(array)
+    assert column.pick(block, np.array([2, 0]), where).tolist() == ["b", "a"]
+    with pytest.raises(ValueError, match=r"row 1: column 'x' holds b'.xff', which is no text"):
+        column.pick(block, np.array([2, 1]), where)
+    with pytest.raises(ValueError, match=r"file f, row 1: column 'x' holds b'.xff', which is no"):
+        to_ids("x", array, where)
+    pairs = pa.FixedSizeListArray.from_arrays(
+        pa.concat_arrays([array[:1], array[2:], array[:2]]), 2
+    )
+    with pytest.raises(ValueError, match=r"file f, row 1: column 'x' holds b'.xff', which is no"):
+        to_numpy("x", pairs, Field(np.dtype("U4"), (2,)), where)
 
 
 def test_ids_are_integers_or_strings() -> None:

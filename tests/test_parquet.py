@@ -5,6 +5,7 @@ import logging
 import os
 import pathlib
 import pickle
+import resource
 import shutil
 import threading
 from collections.abc import Mapping
@@ -312,6 +313,52 @@ def test_a_file_that_is_no_whole_one_is_named_at_once(
         opened(data)
 
 
+def test_a_column_that_comes_twice_is_refused_where_it_is_wanted(tmp_path: pathlib.Path) -> None:
+    columns = [pa.array([1, 2]), pa.array([3, 4]), pa.array([5, 6])]
+    write(tmp_path / "a.parquet", pa.Table.from_arrays(columns, names=["x", "y", "x"]))
+    for wanted, ids in ((None, "row"), (["x"], "row"), (["y"], "x")):
+        with pytest.raises(ValueError, match=r"file a.parquet has 2 columns named 'x'"):
+            ParquetSource(tmp_path, columns=wanted, ids=ids)
+    assert ParquetSource(tmp_path, columns=["y"]).read(np.arange(2))["y"].tolist() == [3, 4]
+
+
+def test_a_column_named_as_a_part_of_another_is_read(tmp_path: pathlib.Path) -> None:
+    column = {"a": [{"b": 1}, {"b": 2}], "a.b": [[5], [6]], "a.c": [7, 8]}
+    write(tmp_path / "a.parquet", pa.table(column))
+    source = ParquetSource(tmp_path, columns=["a.b"], ids="a.c")
+    assert source.read(np.array([1]))["a.b"].tolist() == [[6]]
+    assert source.ids(np.array([1])).tolist() == [8]
+    write(tmp_path / "a.parquet", pa.table({"a": [{"b": 1}, {"b": 2}], "a.b": [5, 6]}))
+    source = ParquetSource(tmp_path, columns=["a.b"], ids="a.b")
+    assert source.ids(np.array([1])).tolist() == source.read(np.array([1]))["a.b"].tolist() == [6]
+
+
+def test_a_text_that_is_none_is_named_and_the_others_are_read(tmp_path: pathlib.Path) -> None:
+    ends = pa.array([0, 1, 2, 3], pa.int32())
+    texts = pa.Array.from_buffers(
+        pa.string(), 3, [None, ends.buffers()[1], pa.py_buffer(b"a\xffb")]
+    )
+    write(tmp_path / "a.parquet", pa.table({"t": texts, "n": [1, 2, 3]}))
+    source = ParquetSource(tmp_path, columns=["t"], fields={"t": "U1"})
+    assert source.read(np.array([2, 0]))["t"].tolist() == ["b", "a"]
+    with pytest.raises(ValueError, match=r"file a.parquet, row 1: column 't' holds b'.xff'"):
+        source.read(np.array([2, 1]))
+    with pytest.raises(ValueError, match=r"file a.parquet, row 1: column 't' holds b'.xff'"):
+        ParquetSource(tmp_path, columns=["n"], ids="t")
+
+
+def test_a_file_that_cannot_be_opened_is_not_called_damaged(data: pathlib.Path) -> None:
+    source = opened(data)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(OSError, match=r"file 0.parquet cannot be read: Too many open files"):
+            source.read(np.array([0]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(source.read(np.array([0]))["y"]) == 1
+
+
 def test_files_that_are_not_there_or_hold_nothing_are_named(data: pathlib.Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no file or folder"):
         ParquetSource(data / "none")
@@ -380,7 +427,7 @@ def test_ids_that_are_none_are_named(tmp_path: pathlib.Path) -> None:
     for ids, named in (
         ("n", r"file a.parquet, row 1: column 'n' is null"),
         ("d", r"IDs must be integers or strings, and column 'd' is double"),
-        ("t", r"ID 5 belongs to rows 0 and 2"),
+        ("t", r"ID 5 belongs to rows 0 and 2 \(file a.parquet, row 0; file a.parquet, row 2\)"),
         ("z", r"ids must be .*a column, one of x, n, d, t; not 'z'"),
     ):
         with pytest.raises((TypeError, ValueError), match=named):

@@ -84,6 +84,7 @@ class Readers:
         reader = array_record().ArrayRecordReader(self._files.path(number), _OPTIONS)
         if not reader.ok():  # it says so, and no more, until something is read
             self._files.check(number, row)
+            self._files.check_readable(number)
             raise ValueError(
                 f"file {self._files.names[number]}, row {row}: it is no ArrayRecord file, is cut, or was "
                 f"not closed by its writer: {_why(reader)}"

@@ -70,7 +70,7 @@ class Column:
         leaf, sides = _leaf(kind)
         if None in sides:
             told = given is not None and len(given.shape) == len(sides)
-            sides = given.shape if given and told else _flat(name, first(), None, where)[1]
+            sides = given.shape if given and told else _sides_of_first(name, first(), where)
         shape = tuple(side for side in sides if side is not None)
         field = check_field(name, Field(_dtype(name, kind, leaf, given), shape))
         if given and (given.dtype != field.dtype or given.shape not in {(), field.shape}):
@@ -169,10 +169,6 @@ def to_numpy(name: str, array: Any, field: Field, where: Where) -> npt.NDArray[A
     Raises:
       ValueError: a value is null, or longer or shorter than the field; names file and row.
     """
-    if isinstance(array.type, needed("pyarrow", "parquet").FixedShapeTensorType):
-        _check_no_null(name, array, 1, where)
-        made: npt.NDArray[Any] = array.to_numpy_ndarray()
-        return made
     flat, _ = _flat(name, array, field.shape, where)
     if field.dtype.kind in "US":
         values = _text(name, flat, field.dtype, math.prod(field.shape), where)
@@ -182,6 +178,10 @@ def to_numpy(name: str, array: Any, field: Field, where: Where) -> npt.NDArray[A
             if isinstance(flat, np.ndarray)
             else flat.to_numpy(zero_copy_only=False)
         )
+    kind = array.type
+    if isinstance(kind, needed("pyarrow", "parquet").FixedShapeTensorType) and kind.permutation:
+        stored = values.reshape(len(array), *kind.shape)
+        return stored.transpose(0, *(axis + 1 for axis in kind.permutation))
     return values.reshape(len(array), *field.shape)
 
 
@@ -197,9 +197,8 @@ def to_ids(name: str, array: Any, where: Where) -> npt.NDArray[Any]:
     if pa.types.is_integer(array.type):
         numbers: npt.NDArray[Any] = array.to_numpy()
         return numbers
-    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
-        texts: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
-        return texts
+    if _is_text(array):
+        return _objects(name, array, 1, where)
     raise TypeError(f"IDs must be integers or strings, and column {name!r} is {array.type}")
 
 
@@ -280,10 +279,21 @@ def _flat(
             return array, tuple(sides)
 
 
+def _sides_of_first(name: str, first: Any, where: Where) -> tuple[int, ...]:
+    """The shape that the first value has, and others must have too."""
+    sides = _flat(name, first, None, where)[1]
+    if 0 in sides:
+        raise ValueError(
+            f"{where(0)}: column {name!r} has an empty list, which does not tell the shape of a record: say "
+            f"it, as fields={{{name!r}: (dtype, shape)}}, or leave the column out"
+        )
+    return sides
+
+
 def _common_length(name: str, array: Any, wanted: int | None, each: int, where: Where) -> int:
     lengths = array.value_lengths().to_numpy()
     if wanted is None:
-        wanted = int(lengths[0])
+        wanted = int(lengths[0]) if len(lengths) else 0
     wrong = np.flatnonzero(lengths != wanted)
     if wrong.size:
         raise ValueError(
@@ -304,7 +314,7 @@ def _text(name: str, array: Any, dtype: np.dtype[Any], each: int, where: Where) 
             f"{where(place // each)}: column {name!r} has {lengths[place].as_py()} characters, and its "
             f'field {width}: give it more, fields={{{name!r}: "{dtype.kind}{lengths[place].as_py()}"}}'
         )
-    made: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False).astype(dtype)
+    made: npt.NDArray[Any] = _objects(name, array, each, where).astype(dtype)
     # NumPy takes zeros at the end for padding.
     lost = np.flatnonzero(np.strings.str_len(made) != lengths.to_numpy(zero_copy_only=False))
     if lost.size:
@@ -315,10 +325,38 @@ def _text(name: str, array: Any, dtype: np.dtype[Any], each: int, where: Where) 
     return made
 
 
+def _objects(name: str, array: Any, each: int, where: Where) -> npt.NDArray[Any]:
+    """Strings or binary values as Python has them, one axis."""
+    try:
+        made: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    except needed("pyarrow", "parquet").ArrowException as error:
+        for place, value in enumerate(_stored_bytes(array)):
+            try:
+                value.decode()
+            except UnicodeDecodeError as found:
+                raise ValueError(
+                    f"{where(place // each)}: column {name!r} holds {value!r:.80}, which is no text: {found}; "
+                    "mend it, or store the column as binary"
+                ) from error
+        raise
+    return made
+
+
+def _stored_bytes(array: Any) -> list[bytes]:
+    pa = needed("pyarrow", "parquet")
+    large = pa.types.is_large_string(array.type)
+    found: list[bytes] = array.view(pa.large_binary() if large else pa.binary()).to_pylist()
+    return found
+
+
 def _lengths(array: Any) -> Any:
-    pa, pc = needed("pyarrow", "parquet"), needed("pyarrow.compute", "parquet")
-    is_text = pa.types.is_string(array.type) or pa.types.is_large_string(array.type)
-    return pc.utf8_length(array) if is_text else pc.binary_length(array)
+    pc = needed("pyarrow.compute", "parquet")
+    return pc.utf8_length(array) if _is_text(array) else pc.binary_length(array)
+
+
+def _is_text(array: Any) -> bool:
+    pa = needed("pyarrow", "parquet")
+    return bool(pa.types.is_string(array.type) or pa.types.is_large_string(array.type))
 
 
 def _binary_values(name: str, array: Any, where: Where) -> list[bytes]:

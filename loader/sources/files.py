@@ -139,6 +139,20 @@ class FileSet:
         if not state.is_of(now):
             self._raise(number, row, f"has changed: {state}; now {FileState.of(now)}")
 
+    def check_readable(self, number: int) -> None:
+        """Checks that a file can be opened: where it cannot, what it holds is not to blame.
+
+        Raises:
+          OSError: it may not be read, or too many files are open; names it.
+        """
+        try:
+            with open(self.path(number), "rb"):  # noqa: PTH123 (the path is a text)
+                pass
+        except OSError as error:
+            raise OSError(
+                error.errno, f"file {self.names[number]} cannot be read: {error.strerror}"
+            ) from error
+
     def _raise(self, number: int, row: int | None, what: str) -> NoReturn:
         at = "" if row is None else f", row {row}"
         raise ValueError(

@@ -70,8 +70,14 @@ class ParquetSource(FileSource):
         files = FileSet.open(data, [".parquet"], names)
         with opened(files, 0, 0) as first:
             schema = first.schema_arrow
-        wanted = chosen_columns(schema.names, columns, ids)
+        wanted = chosen_columns(dict.fromkeys(schema.names), columns, ids)
         also = [ids] if isinstance(ids, str) and ids in schema.names else []
+        for name in [*wanted, *also]:
+            if schema.names.count(name) > 1:
+                raise ValueError(
+                    f"file {files.names[0]} has {schema.names.count(name)} columns named {name!r}; rename "
+                    "them, or list the columns without it"
+                )
         kinds = {name: schema.field(name).type for name in [*wanted, *also]}
         group_rows = footers(files, kinds)
         counts = [int(rows.sum()) for rows in group_rows]
@@ -118,12 +124,12 @@ class ParquetSource(FileSource):
 
     def read_column(self, name: str, number: int, /) -> Iterator[npt.NDArray[Any]]:
         """A column of integers or strings of one file, some values at a time."""
-        row = 0
+        row, file = 0, opened(self.files, number, 0)
         try:
-            with opened(self.files, number, row) as file:
+            with file:
                 for batch in file.iter_batches(columns=[name], use_threads=False):
                     where = functools.partial(row_name, self.files, number, row)
-                    yield to_ids(name, batch.column(0), where)
+                    yield to_ids(name, batch.column(name), where)
                     row += len(batch)
         except (OSError, pyarrow().ArrowException) as error:
             raise damaged(self.files, number, row, f"column {name!r}", error) from error
@@ -134,5 +140,5 @@ def _first_value(files: FileSet, name: str) -> Any:
     with opened(files, 0, 0) as file:
         for batch in file.iter_batches(batch_size=1, columns=[name], use_threads=False):
             if len(batch):
-                return batch.column(0)[:1]
+                return batch.column(name)[:1]
     raise ValueError(f"file {files.names[0]} holds no record")

@@ -131,8 +131,9 @@ class RowGroups:
         file, place, row = self._place(number, row)
         names = list(self._table)
         pa = pyarrow()
+        reader = opened(self._files, file, row)
         try:
-            with opened(self._files, file, row) as reader:
+            with reader:
                 table = reader.read_row_group(place, columns=names, use_threads=False)
         except (OSError, pa.ArrowException) as error:
             raise damaged(self._files, file, row, f"row group {place}", error) from error
@@ -203,6 +204,7 @@ def opened(files: FileSet, number: int, row: int) -> Any:
 
     Raises:
       ValueError: it is no Parquet file, is cut, or has changed; names file and row.
+      OSError: it cannot be read, whatever it holds; names it.
     """
     try:
         return needed("pyarrow.parquet", "parquet").ParquetFile(
@@ -210,6 +212,7 @@ def opened(files: FileSet, number: int, row: int) -> Any:
         )
     except (OSError, pyarrow().ArrowException) as error:
         files.check(number, row)
+        files.check_readable(number)
         raise damaged(files, number, row, "it", error) from error
 
 
