@@ -194,6 +194,7 @@ class Checkpoints:
         verify: Verify = "full",
         verify_data: DataVerify = "cache",
         read_options: ReadOptions | None = None,
+        workers: int = 0,
         device: Device | None = None,
     ) -> Run[TrainState]:
         """Goes on from the newest checkpoint that is whole, if it belongs to this run; or starts.
@@ -211,6 +212,7 @@ class Checkpoints:
           verify_data: ``"cache"`` reads the data that a source keeps no digests of (``cache=True``), or
             that has changed; ``"full"`` reads all of it.
           read_options: as for `Pipeline.iterate`.
+          workers: as for `Pipeline.iterate`.
           device: as for `Pipeline.iterate`.
 
         Returns:
@@ -233,7 +235,7 @@ class Checkpoints:
             raise ValueError(f'verify must be "full" or "manifest", not {verify!r}')
         self._check_open()
         iterate = functools.partial(
-            self._pipeline.iterate, read_options=read_options, device=device
+            self._pipeline.iterate, read_options=read_options, workers=workers, device=device
         )
         iterate()  # what it refuses is refused before anything is read
         self.wait()

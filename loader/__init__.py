@@ -13,11 +13,12 @@ from loader.batching import Position, Segment, masked_mean
 from loader.config import PipelineConfig
 from loader.determinism import Change, TransformReport, check_transform
 from loader.device import Device
+from loader.errors import RecordReadError, WorkerDiedError
 from loader.fingerprint import Difference, Fingerprint, dataset_digest, fingerprint
 from loader.keys import record_keys, rng, uniforms
 from loader.mixture import Mixture
 from loader.order import ORDER_VERSIONS, epoch_order, position_of
-from loader.pipeline import BatchIterator, Pipeline, ReadOptions, RecordReadError
+from loader.pipeline import BatchIterator, Pipeline, ReadOptions
 from loader.processes import global_batch
 from loader.provenance import (
     MixtureProvenance,
@@ -81,6 +82,7 @@ __all__ = [
     "Turn",
     "Turns",
     "Visit",
+    "WorkerDiedError",
     "audit",
     "audit_batches",
     "audit_mixture",

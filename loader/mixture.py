@@ -2,7 +2,7 @@
 
 import dataclasses
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from typing import Any, Final, SupportsIndex
 
@@ -16,6 +16,7 @@ from loader.pipeline import BatchIterator, NumberedBatches, OnBatch, Pipeline, R
 from loader.processes import WHOLE, Shard, check_shard, shard_of_process
 from loader.sources import Verify
 from loader.turns import Turn, Turns
+from loader.worker_process import Masked
 
 PART_FIELD: Final = "part"
 
@@ -157,22 +158,37 @@ class Mixture:
         """
         return self.read(self.position(step))
 
-    def read(self, position: Position, shard: Shard = WHOLE) -> Batch:
+    def read(
+        self,
+        position: Position,
+        shard: Shard = WHOLE,
+        note: Callable[[Masked], None] | None = None,
+    ) -> Batch:
         """The batch at a position, or a share of it.
+
+        Args:
+          position: its step.
+          shard: the share.
+          note: is told of each record that is masked; by default it is counted here.
 
         Raises:
           RecordReadError: a record cannot be read or transformed; its position is the part's own.
         """
         name, own = self.turns.at(position.step)
-        batch = self._parts[name].read(self._parts[name].position(own), shard)
+        batch = self._parts[name].read(self._parts[name].position(own), shard, note)
         part = np.full(len(batch["mask"]), self.turns.names.index(name), np.int32)
         return {"id": batch.pop("id"), "mask": batch.pop("mask"), PART_FIELD: part, **batch}
+
+    def count_masked(self, position: Position, masked: Iterable[Masked]) -> None:
+        """Counts records of the batch at a position, which another process has read, as masked."""
+        self._parts[self.turns.at(position.step).part].count_masked(position, masked)
 
     def iterate(
         self,
         start: Position | None = None,
         *,
         read_options: ReadOptions | None = None,
+        workers: int = 0,
         device: Device | None = None,
         process_index: int | None = None,
         process_count: int | None = None,
@@ -182,14 +198,14 @@ class Mixture:
 
         Raises:
           TypeError, ValueError: a position that cannot be one of this stream, a device that cannot
-            hold its batches, or shares that are not equal.
+            hold its batches, shares that are not equal, or parts that cannot be sent to workers.
         """
         if device is not None:
             check_device(device, self.batch_sizes())
         shard = shard_of_process(process_index, process_count, sharding_of(device))
         for pipeline in self._parts.values():
             check_shard(pipeline.config, shard)
-        return BatchIterator(self, start, read_options, device, on_batch, shard)
+        return BatchIterator(self, start, read_options, device, on_batch, shard, workers)
 
     def __iter__(self) -> BatchIterator:
         return self.iterate()

@@ -11,7 +11,7 @@ import logging
 import operator
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from typing import Any, Final, Protocol, SupportsIndex, TypeAlias
@@ -22,11 +22,14 @@ import numpy.typing as npt
 from loader.batching import Batch, Grid, Position, Segment, spread
 from loader.config import PipelineConfig
 from loader.device import Device, check_device, sharding_of, to_device
+from loader.errors import RecordReadError
 from loader.fingerprint import Fingerprint, read_fields, read_ids
 from loader.keys import KEY_FIELD, check_key_field, record_keys, rng
 from loader.order import EpochOrder, Rows
 from loader.processes import WHOLE, Shard, check_shard, shard_of_process
 from loader.sources import RecordSource, Verify, check_source, fingerprint_of
+from loader.worker_process import Masked
+from loader.workers import Grids, WorkedStream, Workers, check_workers
 
 _root_handlers = logging.root.handlers[:]
 import grain  # noqa: E402
@@ -47,32 +50,6 @@ _STATE_KEYS: Final = ("epoch", "offset", "step")
 _OWN_FIELDS: Final = ("id", "mask")
 #: Reads in the caller's thread. For data in memory Grain's threads cost more than they bring.
 _NO_THREADS: Final = ReadOptions(num_threads=0, prefetch_buffer_size=0)
-
-
-class RecordReadError(RuntimeError):
-    """A record cannot be read or transformed; the cause is the exception that it was raised from.
-
-    Attributes:
-      position: where the batch begins that it belongs to. The iterator stays there.
-      record_id: its ID; ``None`` where no single record is at fault.
-      row: its row in the source; ``None`` where no single record is at fault.
-    """
-
-    def __init__(
-        self, position: Position, record_id: int | str | None, row: int | None, why: str = ""
-    ) -> None:
-        self.position, self.record_id, self.row, self._why = position, record_id, row, why
-        what = "the batch" if row is None else f"record {record_id!r} (row {row})"
-        where = f"epoch {position.epoch}, offset {position.offset}, step {position.step}"
-        super().__init__(
-            f"{what} at {where} cannot be read or transformed{why and f' ({why})'}. The iterator stays "
-            "at this batch: "
-            'mend the record and go on, or set on_bad_record="mask" to train without such records.'
-        )
-
-    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        """So that the error can be sent to another process."""
-        return type(self), (self.position, self.record_id, self.row, self._why)
 
 
 class Pipeline:
@@ -117,11 +94,27 @@ class Pipeline:
         if self.grid.num_steps == 0:
             raise ValueError(f"skip leaves out every batch of the stream: {config.skip}")
         self._excluded = _excluded(source, config)
-        self._bad: collections.Counter[int | str] = collections.Counter()
-        self._bad_lock = threading.Lock()  # reading threads count too
-        self._order = EpochOrder(len(source), config.seed, config.shuffle, config.num_epochs)
+        self._begin()
         self._all = np.ones(min(config.batch_size, len(source)), np.bool_)
         self._specs = {name: (field.dtype, field.shape) for name, field in self.fields.items()}
+
+    def _begin(self) -> None:
+        """Makes what is of one process alone."""
+        config = self.config
+        self._bad: collections.Counter[int | str] = collections.Counter()
+        self._bad_lock = threading.Lock()  # reading threads count too
+        self._order = EpochOrder(
+            self.grid.num_records, config.seed, config.shuffle, config.num_epochs
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """So that it can be sent to another process, which makes its own orders and counts for itself."""
+        own = ("_bad", "_bad_lock", "_order")
+        return {name: value for name, value in vars(self).items() if name not in own}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin()
 
     def __repr__(self) -> str:
         return f"Pipeline({self.source!r}, {self.config!r})"
@@ -155,6 +148,7 @@ class Pipeline:
         start: Position | None = None,
         *,
         read_options: ReadOptions | None = None,
+        workers: int = 0,
         device: Device | None = None,
         process_index: int | None = None,
         process_count: int | None = None,
@@ -167,6 +161,15 @@ class Pipeline:
             number of records into it: batches are counted on from there.
           read_options: Grain's reading threads and the batches they read ahead; by default none.
             They have no influence on what is delivered or on the iterator's state.
+          workers: how many processes read batches ahead, two each, in place of this one; by default
+            none. They pay for what takes longer to decode or transform than to copy, and have no
+            influence on what is delivered or on the iterator's state either. They start at the first
+            batch, in a second or two, and get a copy of the pipeline as it is then. Of arrays in
+            memory one copy is made for all of them, and none of what is mapped from files; other
+            objects, such as lists, and the order of ``"permutation"``, each has for itself. JAX is on
+            the CPU there. Source and transform must be such that they can be pickled; where they
+            come from the program's main module, that needs ``if __name__ == "__main__":``. They
+            cannot be combined with reading threads.
           device: a `jax.Device`, or a `jax.sharding.Sharding` that splits the batch axis; fields
             that JAX has a dtype for are delivered as `jax.Array` there (``id`` never is: its 64
             bits would be cut). A thread reads the next batch and begins its transfer while one is
@@ -181,13 +184,13 @@ class Pipeline:
 
         Raises:
           TypeError, ValueError: a position that cannot be one of this stream, a device that cannot
-            hold its batches, or shares that are not equal.
+            hold its batches, shares that are not equal, or a pipeline that cannot be sent to workers.
         """
         if device is not None:
             check_device(device, self.batch_sizes())
         shard = shard_of_process(process_index, process_count, sharding_of(device))
         check_shard(self.config, shard)
-        return BatchIterator(self, start, read_options, device, on_batch, shard)
+        return BatchIterator(self, start, read_options, device, on_batch, shard, workers)
 
     def __iter__(self) -> "BatchIterator":
         return self.iterate()
@@ -270,12 +273,23 @@ class Pipeline:
             stop = min(stop, position.offset + limit)
         return self._order.rows(position.epoch, position.offset, stop)
 
-    def read(self, position: Position, shard: Shard = WHOLE) -> Batch:
+    def read(
+        self,
+        position: Position,
+        shard: Shard = WHOLE,
+        note: Callable[[Masked], None] | None = None,
+    ) -> Batch:
         """The batch that begins at ``position``, or a share of it.
+
+        Args:
+          position: where it begins.
+          shard: the share.
+          note: is told of each record that is masked; by default it is counted here.
 
         Raises:
           RecordReadError: a record cannot be read or transformed (see ``on_bad_record``).
         """
+        note = note or self._count_masked
         size = self.config.batch_size
         start, stop = position.offset, self.grid.stop(position)
         if shard.count > 1:
@@ -285,13 +299,20 @@ class Pipeline:
         rows = self._order.rows(position.epoch, start, stop)
         ids = read_ids(self.source, rows)
         if self._excluded is None or not (excluded := np.isin(ids, self._excluded)).any():
-            batch = self._good_records(rows, ids, position)
+            batch = self._good_records(rows, ids, position, note)
         else:
             kept = np.flatnonzero(~excluded)
-            batch = self._spread(self._good_records(rows[kept], ids[kept], position), kept, ids)
+            good = self._good_records(rows[kept], ids[kept], position, note)
+            batch = self._spread(good, kept, ids)
         if len(rows) < size and self.config.final_batch == "pad":
             batch = spread(batch, slice(len(rows)), size)
         return batch
+
+    def count_masked(self, position: Position, masked: Iterable[Masked]) -> None:
+        """Counts records of the batch at ``position``, which another process has read, as masked."""
+        del position
+        for one in masked:
+            self._count_masked(one)
 
     def batches_from(self, position: Position, shard: Shard = WHOLE) -> grain.MapDataset[Batch]:
         """The batches, or shares of them, from a position on: any number of records into an epoch."""
@@ -310,14 +331,20 @@ class Pipeline:
             return {size}
         return {left} if left == len(self.source) else {size, left}
 
-    def _good_records(self, rows: Rows, ids: npt.NDArray[Any], position: Position) -> Batch:
+    def _good_records(
+        self,
+        rows: Rows,
+        ids: npt.NDArray[Any],
+        position: Position,
+        note: Callable[[Masked], None],
+    ) -> Batch:
         """The transformed records of some rows, with empty slots for bad ones where that is asked for."""
         if len(rows) == 0:
             return self._empty_batch(position)
         try:
             return self._gather(rows, ids, position.epoch)
         except Exception as error:  # noqa: BLE001 (whatever a source or a transform may raise)
-            return self._without_bad_records(rows, ids, position, error)
+            return self._without_bad_records(rows, ids, position, note, error)
 
     def _spread(self, batch: Batch, slots: Any, ids: npt.NDArray[Any]) -> Batch:
         """A batch's records in some slots of one that keeps the IDs of all."""
@@ -335,7 +362,12 @@ class Pipeline:
         return _transformed(self.transform, batch, own)
 
     def _without_bad_records(
-        self, rows: Rows, ids: npt.NDArray[Any], position: Position, error: Exception
+        self,
+        rows: Rows,
+        ids: npt.NDArray[Any],
+        position: Position,
+        note: Callable[[Masked], None],
+        error: Exception,
     ) -> Batch:
         """Finds the records at fault in a batch that failed; raises, or leaves their slots empty."""
         bad: list[int] = []
@@ -345,9 +377,7 @@ class Pipeline:
                 why = f"{type(found).__name__}: {found}"
                 if self.config.on_bad_record == "raise":
                     raise RecordReadError(position, record_id, int(rows[i]), why) from found
-                with self._bad_lock:
-                    self._bad[record_id] += 1
-                _log.warning("record %r (row %d) is masked: %s", record_id, rows[i], why)
+                note((record_id, int(rows[i]), why))
                 bad.append(i)
         if not bad:
             # No record fails by itself; the batch as a whole is at fault.
@@ -359,6 +389,11 @@ class Pipeline:
         else:
             kept = self._empty_batch(position)
         return self._spread(kept, good, ids)
+
+    def _count_masked(self, masked: Masked) -> None:
+        with self._bad_lock:
+            self._bad[masked[0]] += 1
+        _log.warning("record %r (row %d) is masked: %s", *masked)
 
     def _failure(self, row: np.int64, record_id: Any, epoch: int) -> Exception | None:
         """What one record raises when it is read alone."""
@@ -383,20 +418,20 @@ class Pipeline:
         return read_ids(self.source, rows)
 
 
-class _Grids(Protocol):
+class _Grids(Grids, Protocol):
     """Where batches begin and end in a stream, as `Grid` tells of a pipeline's."""
 
     def check(self, position: Position, /) -> Position: ...
-    def is_end(self, position: Position, /) -> bool: ...
-    def after(self, position: Position, /) -> Position: ...
 
 
-class _BatchStream(Protocol):
+class _BatchStream(WorkedStream, Protocol):
     """What a `BatchIterator` needs of the stream whose batches it delivers."""
 
     @property
     def grid(self) -> _Grids: ...
-    def read(self, position: Position, shard: Shard, /) -> Batch: ...
+    def read(
+        self, position: Position, shard: Shard, note: Callable[[Masked], None] | None = None, /
+    ) -> Batch: ...
     def batches_from(self, position: Position, shard: Shard, /) -> grain.MapDataset[Batch]: ...
 
 
@@ -415,6 +450,7 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         device: Device | None = None,
         on_batch: OnBatch | None = None,
         shard: Shard = WHOLE,
+        workers: int = 0,
     ) -> None:
         super().__init__()
         # First, since close() looks at them, also where what follows raises.
@@ -422,11 +458,18 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         #: What reads and moves batches to the device, and the batch at the position, on its way there.
         self._mover: ThreadPoolExecutor | None = None
         self._moving: Future[Batch] | None = None
+        self._workers: Workers | None = None
         start = Position() if start is None else start
         if not isinstance(start, Position):
             raise TypeError(f"start must be a Position, not {start!r}")
         if read_options is not None and not isinstance(read_options, ReadOptions):  # type: ignore[misc]
             raise TypeError(f"read_options must be a ReadOptions, not {read_options!r}")
+        self._worker_count = check_workers(workers, pipeline)
+        if self._worker_count and read_options is not None and read_options.num_threads > 0:
+            raise ValueError(
+                f"workers={self._worker_count} and {read_options.num_threads} reading threads both read "
+                "batches ahead: give one of them, and leave the other out"
+            )
         self._pipeline = pipeline
         self._read_options = read_options or _NO_THREADS
         self._device = device
@@ -449,6 +492,7 @@ class BatchIterator(grain.DatasetIterator[Batch]):
             raise ValueError("this iterator is closed; make another with Pipeline.iterate")
         grid = self._pipeline.grid
         if grid.is_end(self._position):
+            self._end_workers()
             raise StopIteration
         try:
             if self._device is None:
@@ -466,6 +510,8 @@ class BatchIterator(grain.DatasetIterator[Batch]):
 
     def _read(self, position: Position) -> Batch:
         """The batch at a position, which is the one behind that last read."""
+        if self._worker_count:
+            return self._started_workers().read(position)
         if self._read_options.num_threads == 0:
             return self._pipeline.read(position, self._shard)
         return next(self._prefetched())
@@ -487,9 +533,24 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         return to_device(self._read(position), device)
 
     def start_prefetch(self) -> None:
-        """Starts the reading threads, if there are any, before a batch is asked for."""
-        if self._read_options.num_threads > 0 and not self._closed:
+        """Starts the reading threads or workers, if there are any, before a batch is asked for."""
+        if self._closed:
+            return
+        if self._worker_count and not self._pipeline.grid.is_end(self._position):
+            if self._moving is None:  # else a thread has started them
+                self._started_workers().read_ahead(self._position)
+        elif self._read_options.num_threads > 0:
             self._prefetched().start_prefetch()
+
+    def _started_workers(self) -> Workers:
+        if self._workers is None or self._workers.is_closed:
+            self._workers = Workers(self._pipeline, self._shard, self._worker_count)
+        return self._workers
+
+    def _end_workers(self) -> None:
+        workers, self._workers = self._workers, None
+        if workers is not None:
+            workers.close()
 
     def _prefetched(self) -> Any:
         if self._batches is None:
@@ -497,10 +558,14 @@ class BatchIterator(grain.DatasetIterator[Batch]):
             self._batches = iter(ahead.to_iter_dataset(self._read_options))
         return self._batches
 
-    def _drop_prefetched(self) -> None:
+    def _drop_prefetched(self, *, keep_workers: bool = False) -> None:
+        if self._workers is not None and not keep_workers:
+            self._workers.kill()  # so that nobody waits for them any more
         moving, self._moving = self._moving, None
         if moving is not None and not moving.cancel():
             wait_for([moving])  # what it reads from belongs to it until then
+        if not keep_workers:
+            self._end_workers()
         batches, self._batches = self._batches, None
         if batches is not None:
             batches.close()
@@ -522,11 +587,11 @@ class BatchIterator(grain.DatasetIterator[Batch]):
                 "may come from another iterator"
             )
         position = self._pipeline.grid.check(Position(**state))
-        self._drop_prefetched()
+        self._drop_prefetched(keep_workers=True)
         self._position = position
 
     def close(self) -> None:
-        """Ends the reading threads, if there are any, and lets go of what was read ahead. Safe to call again."""
+        """Ends reading threads and workers, and lets go of what was read ahead. Safe to call again."""
         self._drop_prefetched()
         if self._mover is not None:
             # Its thread has nothing to do and ends; it may be this one, where it held the last reference.

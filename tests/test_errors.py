@@ -84,6 +84,7 @@ def test_the_errors_are_public_and_can_be_told_apart() -> None:
         CheckpointMismatchError("run step 3", [Difference("seed", "17", "18", "a note")]),
         CheckpointDamagedError("run", {3: "cut", 2: "gone"}),
         loader.RecordReadError(loader.Position(1, 4, 4), "r7", 7),
+        loader.WorkerDiedError(loader.Position(1, 4, 4), -9),
     ],
 )
 def test_errors_reach_another_process_as_they_are(error: Exception) -> None:
@@ -92,3 +93,26 @@ def test_errors_reach_another_process_as_they_are(error: Exception) -> None:
     assert type(back) is type(error)
     assert str(back) == str(error)
     assert vars(back) == vars(error)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "end", "hint"),
+    [
+        (-9, "was killed by SIGKILL", "for want of memory"),
+        (-11, "was killed by SIGSEGV", ""),
+        (-63, "was killed by signal 63", ""),
+        (1, "ended with exit code 1", "What it printed may say why"),
+        (0, "ended with exit code 0", ""),
+    ],
+)
+def test_the_end_of_a_worker_is_told(exit_code: int, end: str, hint: str) -> None:
+    text = str(loader.WorkerDiedError(loader.Position(1, 4, 9), exit_code))
+    assert text.startswith(
+        f"a worker process {end} before it gave the batch at epoch 1, offset 4, step 9."
+    )
+    assert (
+        "The iterator stays at this batch: nothing is lost, and the next call starts workers anew."
+        in text
+    )
+    assert hint in text
+    assert bool(hint) == (not text.endswith("anew."))
