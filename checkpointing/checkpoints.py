@@ -39,18 +39,17 @@ from checkpointing.directory import (
     seal_part,
     seal_step,
 )
-from checkpointing.errors import CheckpointDamagedError, CheckpointMismatchError
+from checkpointing.errors import CheckpointDamagedError
 from checkpointing.group import ElsewhereError, Processes
 from checkpointing.manifest import (
     ALLOWABLE,
     Identity,
     Manifest,
-    config_with,
     json_value,
     next_ids,
     package_versions,
-    transform_identity,
 )
+from checkpointing.matching import match
 from checkpointing.signals import StopRequest, stop_requests
 from checkpointing.step_log import OnBatch, step_log_of_environment
 from checkpointing.train_state import (
@@ -68,13 +67,13 @@ from checkpointing.train_state import (
 from loader import (
     BatchIterator,
     Device,
-    Difference,
     Mixture,
     Pipeline,
     Position,
     ReadOptions,
 )
 from loader.sources import Verify as DataVerify
+from loader.transforms import transform_identity
 
 TrainState = TypeVar("TrainState")
 _Result = TypeVar("_Result")
@@ -471,70 +470,7 @@ class Checkpoints:
     def _match(
         self, found: Manifest, identity: Identity, allow: frozenset[str]
     ) -> dict[str, list[Any]]:
-        """Raises unless a checkpoint's identity is the current one; returns the changes allowed."""
-        differences = found.identity.diff(identity, self._pipeline)
-        changes = {
-            name: [found.identity.config.get(name), identity.config[name]]
-            for name in allow
-            if any(difference.name == name for difference in differences)
-        }
-        differences = [one for one in differences if one.name not in changes]
-        where = f"{self._shown} step {found.step}"
-        if differences:
-            raise CheckpointMismatchError(where, differences)
-        now = self._pipeline
-        try:
-            before = now if isinstance(now, Mixture) else config_with(now, found.identity.config)
-            before.grid.check(found.position)
-        except ValueError as error:
-            raise StepDamagedError(f"its position is none of its stream: {error}") from error
-        differences = _diff_next_ids(found, next_ids(before, found.position))
-        if differences:
-            raise CheckpointMismatchError(where, differences)
-        if isinstance(before, Pipeline) and isinstance(now, Pipeline):
-            self._check_skip(found.position, before, now)
-            self._tell_of_drops(found.position, before, now)
-        return changes
-
-    def _check_skip(self, position: Position, before: Pipeline, now: Pipeline) -> None:
-        """Raises if batches that the run has passed already are newly skipped, or no longer."""
-        cursor = now.grid.number(position)
-        if now.config.batch_size != before.config.batch_size:
-            passed = min(cursor, before.grid.number(position))
-            same = now.config.skip == before.config.skip
-            for first, end in now.config.skip:
-                if end > passed and (same or first < cursor):
-                    raise ValueError(
-                        f"skip has batches {first} to {end - 1}, counted in batches of "
-                        f"{before.config.batch_size} records; counted in batches of "
-                        f"{now.config.batch_size} they are other records. Change skip with it, to "
-                        f'ranges from batch {cursor} on, and allow={{"batch_size", "skip"}}'
-                    )
-            return
-        old, new = (
-            [(first, min(end, cursor)) for first, end in ranges if first < cursor]
-            for ranges in (before.config.skip, now.config.skip)
-        )
-        if old != new:
-            raise ValueError(
-                f"{self._shown} step {position.step} is at batch {cursor}, and skip changes before it, "
-                f"from {old} to {new}: what has been trained on cannot be left out any more. Change "
-                "skip ahead of it only, or go back to an older checkpoint, in a directory of its own"
-            )
-
-    def _tell_of_drops(self, position: Position, before: Pipeline, now: Pipeline) -> None:
-        """Logs how many records a new batch size leaves out of this epoch that the old one delivers."""
-        offset = before.grid.normal(position).offset
-        old, new = (one.grid.steps_after(offset) * one.config.batch_size for one in (before, now))
-        if now.config.final_batch == "drop" and new < old:
-            _log.warning(
-                '%s: final_batch="drop" leaves out %d more records of this epoch with batches of %d '
-                "than with batches of %d",
-                self._shown,
-                old - new,
-                now.config.batch_size,
-                before.config.batch_size,
-            )
+        return match(found, identity, self._pipeline, self._shown, allow)
 
     def _restore(self, found: Manifest, train_state: TrainState, verify: Verify) -> TrainState:
         """A new train state from a checkpoint that has been checked."""
@@ -1068,29 +1004,6 @@ def _diff_leaves(before: tuple[Leaf, ...], now: tuple[Leaf, ...]) -> list[str]:
         f"{path} was {befores.get(path, 'absent')} and is {nows.get(path, 'absent')}"
         for path in {**befores, **nows}
         if befores.get(path) != nows.get(path)
-    ]
-
-
-def _diff_next_ids(found: Manifest, now: tuple[int | str, ...]) -> list[Difference]:
-    if found.next_ids == now:
-        return []
-    place = next(
-        (i for i, (a, b) in enumerate(zip(found.next_ids, now, strict=False)) if a != b),
-        min(len(found.next_ids), len(now)),
-    )
-    wrote = ", ".join(
-        f"{name} {version}"
-        for name, version in found.packages.items()
-        if package_versions().get(name) != version
-    )
-    return [
-        Difference(
-            "next_ids",
-            str(list(found.next_ids[place : place + 4])),
-            str(list(now[place : place + 4])),
-            f"from record {place} after the cursor on: the order has moved"
-            + (f" since {wrote}" if wrote else ""),
-        )
     ]
 
 

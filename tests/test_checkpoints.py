@@ -490,7 +490,7 @@ def test_an_order_that_a_library_moved_is_caught_by_the_next_ids(
     assert f"from record {place} after the cursor on: the order has moved" in difference.note
     assert difference.checkpoint != difference.now
     versions = {**checkpointing.manifest.package_versions(), "numpy": "99.1"}
-    monkeypatch.setattr(checkpointing.checkpoints, "package_versions", lambda: versions)
+    monkeypatch.setattr(checkpointing.matching, "package_versions", lambda: versions)
     with pytest.raises(CheckpointMismatchError, match=f"moved since numpy {np.__version__}"):
         resume(run_directory, a_pipeline(shuffle="permutation"))
 

@@ -25,7 +25,6 @@ from checkpointing.manifest import (
     next_ids,
     package_versions,
     seal,
-    transform_identity,
 )
 from checkpointing.train_state import describe
 from loader import Fingerprint, Pipeline, PipelineConfig, Position
@@ -429,21 +428,6 @@ def test_each_leaf_of_the_train_state_is_compared(
 # Names of transforms.
 
 
-def test_a_transform_is_known_by_its_name_and_version() -> None:
-    assert transform_identity(None) is None
-    assert transform_identity(double) == {"name": "double", "version": ""}
-    assert transform_identity(Scale()) == {"name": "Scale", "version": ""}
-    assert transform_identity(Scale(2)) == {"name": "Scale", "version": "2"}
-    assert transform_identity(Scale(version="2a")) != transform_identity(Scale(2))
-    assert transform_identity(functools.partial(Scale(7), 1, b=[2])) == {
-        "name": "Scale(1, b=list(2))",
-        "version": "7",
-    }
-    assert transform_identity(functools.partial(double, a=1)) != transform_identity(
-        functools.partial(double, a=2)
-    )
-
-
 def test_a_transform_that_is_changed_added_or_taken_away_is_a_difference() -> None:
     def of(transform: Callable[..., Any] | None) -> Identity:
         return identity(Pipeline(PIPELINE.source, PIPELINE.config, transform))
@@ -528,23 +512,3 @@ def test_a_manifest_is_at_most_64_kib_at_any_number_of_records(num_records: int,
     if len(name) < 1000:
         assert manifest.next_ids
         assert manifest.next_ids == tuple(pipeline.ids(2).tolist()[: len(manifest.next_ids)])
-
-
-def _module_level(batch: Any) -> Any:
-    return batch
-
-
-def test_a_partial_is_known_by_what_its_arguments_hold() -> None:
-    def name(**arguments: Any) -> str:
-        identity = transform_identity(functools.partial(_module_level, **arguments))
-        assert identity is not None
-        return identity["name"]
-
-    large = np.arange(3000.0)
-    other = large.copy()
-    other[1500] += 1e-9
-    assert name(k=large) == name(k=large.copy()) != name(k=other)
-    assert name(f=_module_level) == "_module_level(f=_module_level)"
-    assert name(k={"b": 1, "a": (2, "x")}) == name(k={"a": (2, "x"), "b": 1})
-    with pytest.raises(TypeError, match="could not be recognised at a resume"):
-        name(k=object())
