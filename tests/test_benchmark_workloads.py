@@ -23,9 +23,16 @@ WINDOWS: Final = Workload("tokens", "tokens", 90, "tokens", "int32", (16,), 32, 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for workload in (RECORDS, WINDOWS):
-        make_data(workload, tmp_path)
+    make_data(RECORDS, tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def windows(tmp_path: Path) -> Path:
+    folder = tmp_path / "windows"
+    folder.mkdir()
+    make_data(WINDOWS, folder)
+    return folder
 
 
 def test_the_workloads_are_those_of_the_project(tmp_path: Path) -> None:
@@ -53,7 +60,7 @@ def test_the_mapped_file_is_larger_than_half_of_free_memory_if_nothing_caps_it(
 
 def test_the_data_is_on_disk_as_numpy_knows_it(folder: Path) -> None:
     data = Data(RECORDS, folder)
-    stored = np.load(folder / "records.npy")
+    stored = np.load(folder / "image.npy")
     assert (stored.dtype, stored.shape) == (np.dtype("uint8"), (1000, 8))
     assert np.array_equal(data.arrays["image"], stored)
     assert data.arrays["label"].tolist() == list(range(1000))
@@ -62,9 +69,9 @@ def test_the_data_is_on_disk_as_numpy_knows_it(folder: Path) -> None:
     assert data.record(7)["label"] == 7
 
 
-def test_windows_overlap_in_a_flat_file(folder: Path) -> None:
-    data = Data(WINDOWS, folder)
-    flat = np.load(folder / "tokens.npy")
+def test_windows_overlap_in_a_flat_file(windows: Path) -> None:
+    data = Data(WINDOWS, windows)
+    flat = np.load(windows / "tokens.npy")
     assert flat.shape == (89 * 5 + 16,)
     assert data.read(np.array([89, 2]))["tokens"].tolist() == [
         flat[445:461].tolist(),
@@ -81,12 +88,12 @@ def test_another_process_gets_the_files_and_not_their_content(folder: Path) -> N
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="nobody can be asked to drop it")
-def test_a_file_is_dropped_from_memory_and_read_into_it(folder: Path) -> None:
-    share = workloads.resident_share(WINDOWS, folder)
-    workloads.read_through(WINDOWS, folder)
-    assert workloads.resident_share(WINDOWS, folder) in (1.0, None)
-    workloads.drop(WINDOWS, folder)  # a file system without a disk behind it keeps the file
-    assert workloads.resident_share(WINDOWS, folder) in (0.0, share)
+def test_a_file_is_dropped_from_memory_and_read_into_it(windows: Path) -> None:
+    share = workloads.resident_share(WINDOWS, windows)
+    workloads.read_through(WINDOWS, windows)
+    assert workloads.resident_share(WINDOWS, windows) in (1.0, None)
+    workloads.drop(WINDOWS, windows)  # a file system without a disk behind it keeps the file
+    assert workloads.resident_share(WINDOWS, windows) in (0.0, share)
 
 
 def test_the_file_system_is_told(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Records in a folder with one memory-mapped ``.npy`` file for each field."""
 
+import mmap
 import os
 import pathlib
 import weakref
@@ -21,6 +22,8 @@ from loader.sources.protocol import Field, Verify, check_field
 from loader.sources.unique import scan_ids
 
 _BLOCK_ROWS: Final = 1 << 18
+#: As much as Linux reads around a place in a file that is asked for.
+_READ_AHEAD_BYTES: Final = 128 << 10
 
 
 class NpySource:
@@ -166,13 +169,26 @@ class _Map:
         weakref.finalize(self, os.close, self._fd)
         self._size, self._mtime_ns = files.states[number].size, files.states[number].mtime_ns
         files.check(number, fd=self._fd)
-        self.array = _mapped(files, number, field)
+        self.array, self._memory = _mapped(files, number, field)
+        #: Reading ahead brings a neighbour along, where records are large or come in order.
+        self._advises = self.array[:1].nbytes < _READ_AHEAD_BYTES and hasattr(mmap, "MADV_RANDOM")
+        self._scattered = False
 
     def check(self, rows: npt.NDArray[np.int64]) -> None:
         """Raises if the file has changed."""
         found = os.fstat(self._fd)
         if found.st_mtime_ns != self._mtime_ns or found.st_size != self._size:
             self._files.check(self._number, int(rows[0]) if len(rows) else None, fd=self._fd)
+        if self._advises:
+            self._advise(rows)
+
+    def _advise(self, rows: npt.NDArray[np.int64]) -> None:
+        """Tells the system whether to read ahead, when that changes: not around records from all over."""
+        count = len(rows)
+        scattered = count > 1 and bool(rows[-1] - rows[0] != count - 1)
+        if scattered is not self._scattered and count > 1:
+            self._scattered = scattered
+            self._memory.madvise(mmap.MADV_RANDOM if scattered else mmap.MADV_NORMAL)
 
 
 class _MappedIds:
@@ -199,7 +215,8 @@ class _MappedIds:
         return values.astype(np.int64, copy=False) if values.dtype.kind in "iu" else values
 
 
-def _mapped(files: FileSet, number: int, field: NpyField) -> npt.NDArray[Any]:
+def _mapped(files: FileSet, number: int, field: NpyField) -> tuple[npt.NDArray[Any], mmap.mmap]:
+    """The array in a file, and the memory that it is in."""
     name = files.names[number]
     _check_start(files.path(number), name)
     try:
@@ -213,7 +230,7 @@ def _mapped(files: FileSet, number: int, field: NpyField) -> npt.NDArray[Any]:
     if size != needed:
         raise ValueError(f"file {name} has {size} bytes, and its header tells of {needed}")
     files.check(number)
-    array = np.asarray(mapped)
+    array, memory = np.asarray(mapped), mapped.base
     if array.ndim == 0 or not len(array):
         raise ValueError(f"file {name} holds no record: its shape is {list(array.shape)}")
     if field.dtype is not None:
@@ -224,7 +241,7 @@ def _mapped(files: FileSet, number: int, field: NpyField) -> npt.NDArray[Any]:
             f"file {name} holds records {found[0]}{list(found[1])}, and {DESCRIPTION} says "
             f"{field.dtype}{list(field.shape or ())}; one of both is of another data set"
         )
-    return array
+    return array, memory
 
 
 def _check_start(path: str, name: str) -> None:

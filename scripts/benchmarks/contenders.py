@@ -136,7 +136,13 @@ def regrain(data: Data, device: Any, *, threads: int) -> Iterator[Batch]:
     """``Pipeline.iterate()``; order inside the clock; ``id`` and ``mask`` come on top."""
     import loader
 
-    source = WindowSource(data) if data.workload.stride else loader.ArraySource(data.arrays)
+    source: loader.RecordSource
+    if data.workload.stride:
+        source = WindowSource(data)
+    elif data.workload.mapped:
+        source = loader.NpySource(data.folder)
+    else:
+        source = loader.ArraySource(data.arrays)
     config = loader.PipelineConfig(data.workload.batch_size, SEED, "partial", num_epochs=None)
     options = loader.ReadOptions(threads, 2 * threads)
     batches = loader.Pipeline(source, config).iterate(read_options=options, device=device)
@@ -255,8 +261,8 @@ CONTENDERS: Final[dict[str, Contender]] = {
         {"": numpy_take},
     ),
     OURS: Contender(
-        "Pipeline.iterate(): feistel order, ids and masks inside the clock; ArraySource, for windows "
-        "a source of 20 lines; in training with device=",
+        "Pipeline.iterate(): feistel order, ids and masks inside the clock; ArraySource, for mapped "
+        "files NpySource, for windows a source of 20 lines; in training with device=",
         _with_threads(regrain, 0, 1, 2, 8),
         modules=("loader",),
     ),

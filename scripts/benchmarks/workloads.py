@@ -152,15 +152,15 @@ def make_data(workload: Workload, folder: Path) -> None:
             left -= part
         file.flush()
         os.fsync(file.fileno())
-    np.save(_label_path(workload, folder), np.arange(workload.num_records, dtype=np.int32))
+    np.save(_label_path(folder), np.arange(workload.num_records, dtype=np.int32))
 
 
 def _field_path(workload: Workload, folder: Path) -> Path:
-    return folder / f"{workload.data}.npy"
+    return folder / f"{workload.field}.npy"
 
 
-def _label_path(workload: Workload, folder: Path) -> Path:
-    return folder / f"{workload.data}-label.npy"
+def _label_path(folder: Path) -> Path:
+    return folder / f"{LABEL}.npy"
 
 
 class Data:
@@ -178,7 +178,7 @@ class Data:
         #: For each field's name an array ``[n, ...]``; windows are a view that copies nothing.
         self.arrays: dict[str, Array] = {
             workload.field: field,
-            LABEL: np.load(_label_path(workload, folder)),
+            LABEL: np.load(_label_path(folder)),
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
