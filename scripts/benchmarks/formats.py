@@ -86,7 +86,7 @@ def measure(*, quick: bool) -> Section:
 
 
 def measure_format(one: Format, setting: Setting) -> dict[str, list[float]]:
-    """Times, window by window, in turn; the first window of each warms up and is left out."""
+    """Times, window by window, in turn; the first round warms up and is left out."""
     config = loader.PipelineConfig(one.batch, 17, "drop", None)
     batches = loader.Pipeline(one.source, config).iterate()
     # Rows of their own for each: what one has read is in a cache for the next one.
@@ -98,12 +98,14 @@ def measure_format(one: Format, setting: Setting) -> dict[str, list[float]]:
         IDS: lambda: one.source.ids(next(ids)),
     }
     found: dict[str, list[float]] = {name: [] for name in deliver}
+    turns = list(deliver)
     for number in range(setting.rounds + 1):
         gc.collect()
-        for name, call in deliver.items():
-            took = timed(call, setting.batches)
+        for name in turns:
+            took = timed(deliver[name], setting.batches)
             if number > 0:
                 found[name].append(took)
+        turns.append(turns.pop(0))  # the one behind the collection finds cold caches
     batches.close()
     return found
 
@@ -298,7 +300,8 @@ def conditions(setting: Setting) -> dict[str, str]:
         "records": f"{setting.num_records:,} of image uint8[{IMAGE}] and label int32; tokens: as many bytes, "
         f"in windows of {WINDOW:,} + 1, given as int32",
         "windows": f"{setting.rounds} of {setting.batches} batches each, those of the iterator, the bare loop "
-        "and the source's two calls in turn, in one process and thread, after one that warms up",
+        "and the source's two calls in turn, each round begun by another of them, in one process and thread, "
+        "after one round that warms up",
         "clock": "perf_counter around the batches: order, IDs, masks and iterator inside it for ours; the "
         "bare loop is given its rows, and makes no IDs",
         "IDs": "as each source makes them by default: file:row (ArrayRecord, Parquet), file:offset (tokens), "
