@@ -259,7 +259,10 @@ def test_an_image_that_is_none_is_named(tmp_path: pathlib.Path) -> None:
     source = HuggingFaceSource(datasets.Dataset.from_dict({"image": values}, features=features))
     for row, named in (
         (1, "column 'image' cannot be decoded by decode_image: .*6 bytes"),
-        (2, "column 'image' is null"),
+        (
+            2,
+            "column 'image' is null where the bytes should be, and names the file '.*elsewhere.png'",
+        ),
         (3, "column 'image' is null"),
         (4, r"field 'image' is uint8\[3, 5, 3\]"),
     ):
@@ -288,6 +291,120 @@ def test_a_null_is_named_and_the_others_are_read() -> None:
             assert found == [np.ravel(columns[name][place])[0] for place in good]
             with pytest.raises(ValueError, match=f"row {mapped[row]}: column '{name}'"):
                 source.read(mapped[[0, row]])
+
+
+def test_records_that_were_filtered_out_are_not_asked_for_anything() -> None:
+    columns: dict[str, list[Any]] = {
+        "key": ["", None, "c", "d\0", "e"],
+        "list": [None, [], [1, 2], [3], [4, 5]],
+        "number": [1, 2, 3, 4, 5],
+    }
+    whole = datasets.Dataset.from_dict(columns)
+    for chosen in ([2, 4], [4, 2]):
+        source = HuggingFaceSource(whole.select(chosen), ids="key")
+        rows = np.array([1, 0])
+        assert source.ids(rows).tolist() == [columns["key"][row] for row in chosen[::-1]]
+        assert source.read(rows)["list"].tolist() == [columns["list"][row] for row in chosen[::-1]]
+    for chosen, named in (
+        ([2, 1], "row 1 of the table: column 'key' is null"),
+        ([0, 4], "column 'key' cannot be the IDs: row 0 has the ID ''"),
+        ([3, 2], "column 'key' holds, in row 1, the string 'd"),
+        ([4, 4], "ID 'e' belongs to rows 0 and 1;"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            HuggingFaceSource(whole.select(chosen), columns=["number"], ids="key")
+
+
+def test_a_field_may_be_named_row() -> None:
+    source = HuggingFaceSource(datasets.Dataset.from_dict({"row": [5, 6], "x": [1, 2]}))
+    assert source.read(np.array([1]))["row"].tolist() == [6]
+    assert source.ids(np.array([1])).tolist() == [1]
+
+
+def spoil_offset(path: pathlib.Path, offsets: npt.NDArray[np.int32], at: int, value: int) -> None:
+    """Changes one of the offsets in an Arrow file."""
+    whole = path.read_bytes()
+    assert whole.count(offsets.tobytes()) == 1
+    changed = offsets.copy()
+    changed[at] = value
+    path.write_bytes(whole.replace(offsets.tobytes(), changed.tobytes()))
+
+
+@pytest.mark.parametrize("value", [2**30, -5, 1])
+@pytest.mark.parametrize("column", ["word", "list", "words"])
+def test_offsets_that_lead_out_of_the_data_are_named_and_not_followed(
+    tmp_path: pathlib.Path, column: str, value: int
+) -> None:
+    columns: dict[str, list[Any]] = {
+        "word": [f"{row:03}" for row in range(90)],
+        "list": [[row, row, row, row] for row in range(90)],
+        "words": [[f"{row:05}"] for row in range(90)],
+        "id": list(range(90)),
+    }
+    datasets.Dataset.from_dict(columns).save_to_disk(tmp_path / "set", num_shards=3)
+    width = {"word": 3, "list": 4, "words": 5}[column]
+    path = tmp_path / "set" / "data-00001-of-00003.arrow"
+    spoil_offset(path, np.arange(0, 31 * width, width, dtype=np.int32), 7, value)
+    fields = {"word": "U3", "words": ("U5", (1,))}
+    source = HuggingFaceSource(
+        tmp_path / "set",
+        columns=[column],
+        ids="id",
+        fields={column: fields[column]} if column != "list" else None,
+    )
+    rows = np.array([89, 3])
+    assert (
+        np.ravel(source.read(rows)[column]).tolist()
+        == np.ravel([columns[column][89], columns[column][3]]).tolist()
+    )
+    named = (
+        rf"column '{column}'.* \(file .*data-00001-of-00003.arrow, row |row 3\d \(file .*data-00001"
+    )
+    for read in (lambda: source.read(np.array([0, 37])), source.fingerprint):
+        with pytest.raises(ValueError, match=named):
+            read()
+    if column == "word":
+        with pytest.raises(ValueError, match="column 'word', rows 30 to 59 of the table"):
+            HuggingFaceSource(tmp_path / "set", columns=["id", "list"][1:], ids="word")
+
+
+def test_an_id_that_comes_twice_is_named_with_its_files(tmp_path: pathlib.Path) -> None:
+    twice = datasets.Dataset.from_dict({"x": [1, 2, 3, 4], "key": ["a", "b", "c", "a"]})
+    twice.save_to_disk(tmp_path / "set", num_shards=2)
+    named = (
+        r"rows 0 and 3 \(file .*00000-of-00002.arrow, row 0; file .*00001-of-00002.arrow, row 1\)"
+    )
+    with pytest.raises(ValueError, match=named):
+        HuggingFaceSource(tmp_path / "set", ids="key")
+    with pytest.raises(
+        ValueError, match=r"rows 0 and 1 \(file .*00002.arrow, row 1; file .*, row 0\)"
+    ):
+        HuggingFaceSource(datasets.load_from_disk(tmp_path / "set").select([3, 0]), ids="key")
+
+
+@pytest.mark.parametrize("keep", [0, 3, 200, -1])
+def test_a_file_that_is_cut_is_named(
+    saved: pathlib.Path, tmp_path: pathlib.Path, keep: int
+) -> None:
+    data = pathlib.Path(shutil.copytree(saved, tmp_path / "data"))
+    path = data / "data-00001-of-00003.arrow"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(
+        ValueError, match=r"cannot be loaded, file .*data-00001-of-00003.arrow is cut"
+    ):
+        opened(data)
+
+
+@pytest.mark.parametrize("name", ["state.json", "dataset_info.json"])
+def test_a_description_that_is_cut_is_named(
+    saved: pathlib.Path, tmp_path: pathlib.Path, name: str
+) -> None:
+    data = pathlib.Path(shutil.copytree(saved, tmp_path / "data"))
+    (data / name).write_text("{")
+    with pytest.raises(
+        ValueError, match=rf"cannot be loaded, file .*{name} is cut or damaged: JSON"
+    ):
+        opened(data)
 
 
 def replace_by_another(path: pathlib.Path) -> None:

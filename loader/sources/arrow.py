@@ -363,9 +363,22 @@ def _binary_values(name: str, array: Any, where: Where) -> list[bytes]:
     pa = needed("pyarrow", "parquet")
     array = array.storage if isinstance(array.type, pa.BaseExtensionType) else array
     if pa.types.is_struct(array.type):
-        array = needed("pyarrow.compute", "parquet").struct_field(array, "bytes")
+        pc, whole = needed("pyarrow.compute", "parquet"), array
+        array = pc.struct_field(whole, "bytes")
+        if array.null_count and whole.type.get_field_index("path") >= 0:
+            _check_no_path(name, array, pc.struct_field(whole, "path"), where)
     _check_no_null(name, array, 1, where)
     return list(array.to_pylist())
+
+
+def _check_no_path(name: str, values: Any, paths: Any, where: Where) -> None:
+    place = int(values.is_null().to_numpy(zero_copy_only=False).argmax())
+    path = paths[place].as_py()
+    if path is not None:
+        raise ValueError(
+            f"{where(place)}: column {name!r} is null where the bytes should be, and names the file "
+            f"{path!r:.200}; a data set's save_to_disk puts the bytes in: read what that has written"
+        )
 
 
 def _check_no_null(name: str, array: Any, each: int, where: Where) -> None:

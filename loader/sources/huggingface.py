@@ -13,15 +13,16 @@ import numpy.typing as npt
 
 from loader.fingerprint import ColumnDigest, Fingerprint, fingerprint
 from loader.sources.arrow import Block, Column, is_view, taken, to_ids, without_views
+from loader.sources.arrow_files import ArrowFiles, check_sound, file_at_fault
 from loader.sources.columns import Where, check_fields, chosen_columns
 from loader.sources.decoding import Decode, check_decoders, check_threads, name_of
 from loader.sources.extras import needed
-from loader.sources.files import FileRows, FileState, Group
-from loader.sources.identifiers import IdRule, make_row_ids
+from loader.sources.files import FileRows, Group
+from loader.sources.identifiers import IdRule, id_blocks, make_row_ids
 from loader.sources.images import decode_image
+from loader.sources.kept import KeptIds
 from loader.sources.protocol import Field
 
-_CHECKED: Final = 4
 _ID_ROWS: Final = 1 << 18
 
 
@@ -42,7 +43,8 @@ class HuggingFaceSource:
       decode: for binary columns and images, what makes arrays of their values. Functions are called by
         several threads.
       fields: dtype and per-record shape, where a column's type does not tell it: ``{"word": "U32"}``
-        are up to 32 characters. By default lists and decoded values are as in the first record.
+        are up to 32 characters. By default lists and decoded values are as in the first record, before
+        the data set was shuffled.
       ids: ``"row"``, a function of rows, or a column of integers or strings. Rows have other numbers
         when the data set is shuffled or filtered: a column stays with its record.
       threads: how many decode, where it takes time; by default one for each usable core. They end with
@@ -70,12 +72,19 @@ class HuggingFaceSource:
         given = check_fields(fields, wanted)
         decoders = _image_columns(dataset, wanted) | check_decoders(decode, wanted)
         self._threads, self._len = check_threads(threads), len(dataset)
-        self._files = _Files([entry["filename"] for entry in dataset.cache_files])
+        paths = [entry["filename"] for entry in dataset.cache_files]
+        self._files = ArrowFiles(paths, len(table))
         # A shuffled or selected data set has a list of rows before its table; nothing public tells it.
         mapped = dataset._indices  # noqa: SLF001
-        self._indices = None if mapped is None else _Chunks.of("indices", mapped.column(0))
+        self._indices, first = None, 0
+        if mapped is not None:
+            self._indices = _Chunks.of("indices", mapped.column(0), ArrowFiles([], 0), 0)
+            # Of those in the table, so that another order does not make them other fields.
+            first = needed("pyarrow.compute", "huggingface").min(mapped.column(0)).as_py()
         self._columns = {
-            name: _Chunks.of(name, table.column(name), decoders.get(name), given.get(name))
+            name: _Chunks.of(
+                name, table.column(name), self._files, first, decoders.get(name), given.get(name)
+            )
             for name in wanted
         }
         self._fields = {name: chunks.column.field for name, chunks in self._columns.items()}
@@ -83,7 +92,8 @@ class HuggingFaceSource:
             ids,
             self._len,
             table.column_names,
-            lambda name: _id_blocks(name, table.column(name), self._table_rows, self._len),
+            lambda name: self._id_blocks(name, table.column(name)),
+            self._place,
         )
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -117,7 +127,7 @@ class HuggingFaceSource:
           ValueError: a value is null, cannot be decoded or is not like the first, or a file of the data set
             has changed; names the row.
         """
-        where = functools.partial(_row_at, rows)
+        where = functools.partial(self._row_at, rows)
         return {
             name: self._columns[name].column.finish(values, where, self._threads)
             for name, values in self.stored(rows).items()
@@ -128,7 +138,7 @@ class HuggingFaceSource:
         if rows.size and (rows.min() < 0 or rows.max() >= self._len):
             raise IndexError(f"rows run from 0 to {self._len - 1}, and these are {rows}")
         self._files.check()
-        places, where = self._table_rows(rows), functools.partial(_row_at, rows)
+        places, where = self._table_rows(rows), functools.partial(self._row_at, rows)
         located: dict[bytes, _Located] = {}
         found = {}
         for name, chunks in self._columns.items():
@@ -161,8 +171,54 @@ class HuggingFaceSource:
         if self._indices is None:
             return rows
         located = _Located(self._indices.rows, rows)
-        found = self._indices.read(located, functools.partial(_row_at, rows))
+        found = self._indices.read(located, functools.partial(_row_of_indices, rows))
         return found.astype(np.int64)
+
+    def _place(self, row: int) -> str:
+        """The file that a row stands in, and its row there."""
+        return self._files.place(int(self._table_rows(np.array([row], np.int64))[0]))
+
+    def _row_at(self, rows: npt.NDArray[np.int64], place: int) -> str:
+        """Names one of some rows, and the file that it stands in."""
+        of_table = int(self._table_rows(rows[place : place + 1])[0])
+        return f"row {rows[place]}{self._files.in_brackets(of_table)}"
+
+    def _id_blocks(self, name: str, array: Any) -> Iterator[npt.NDArray[Any]]:
+        """A column's values, in the order of the data set's rows; of others nothing is asked."""
+        if self._indices is None:
+            yield from self._stored_ids(name, array, None)
+            return
+        chosen = np.zeros(len(array), np.bool_)
+        for rows in self._every_row():
+            chosen[self._table_rows(rows)] = True
+        kept = KeptIds(id_blocks(self._stored_ids(name, array, chosen), f"column {name!r}"))
+        ranks = np.cumsum(chosen, dtype=np.int64) - 1
+        for rows in self._every_row():
+            yield kept.take(ranks[self._table_rows(rows)])
+
+    def _stored_ids(
+        self, name: str, array: Any, chosen: npt.NDArray[np.bool_] | None
+    ) -> Iterator[npt.NDArray[Any]]:
+        """A column's values in the order of the table: all, or those that are chosen."""
+        start = 0
+        for chunk in array.chunks:
+            stop = start + len(chunk)
+            rows = np.arange(start, stop)
+            if chosen is not None:
+                rows = rows[chosen[start:stop]]
+            if len(rows):
+                if self._files:
+                    _check_chunk(self._files, name, chunk, start)
+                some = chunk if len(rows) == len(chunk) else taken(chunk, rows - start)
+                yield to_ids(name, some, functools.partial(self._row_of_table, rows))
+            start = stop
+
+    def _row_of_table(self, rows: npt.NDArray[np.int64], place: int) -> str:
+        return f"row {rows[place]} of the table{self._files.in_brackets(int(rows[place]))}"
+
+    def _every_row(self) -> Iterator[npt.NDArray[np.int64]]:
+        for start in range(0, self._len, _ID_ROWS):
+            yield np.arange(start, min(start + _ID_ROWS, self._len), dtype=np.int64)
 
 
 def _reopened(
@@ -200,8 +256,11 @@ class _Stored:
 class _Chunks:
     """A column of the table, in chunks, with what has been looked at of them."""
 
-    def __init__(self, column: Column, chunks: list[Any]) -> None:
+    def __init__(self, column: Column, chunks: list[Any], files: ArrowFiles) -> None:
         self.column, self._chunks = column, [without_views(chunk) for chunk in chunks]
+        self._files = files
+        #: Which chunks are known to be sound; those in memory are.
+        self._sound = [not files] * len(chunks)
         self.rows = FileRows(np.cumsum([0, *map(len, chunks)]))
         self.layout = self.rows.starts.tobytes()
         self._views = is_view(chunks[0].type) and column.decode is None
@@ -209,13 +268,28 @@ class _Chunks:
 
     @classmethod
     def of(
-        cls, name: str, array: Any, decode: Decode | None = None, given: Field | None = None
+        cls,
+        name: str,
+        array: Any,
+        files: ArrowFiles,
+        first: int,
+        decode: Decode | None = None,
+        given: Field | None = None,
     ) -> "_Chunks":
-        """From a column of an Arrow table."""
+        """From a column of an Arrow table, whose row ``first`` is like all others that will be read."""
         chunks = [chunk for chunk in array.chunks if len(chunk)]
-        first = functools.partial(chunks[0].slice, 0, 1)
-        column = Column.of(name, array.type, decode, given, first, lambda _: "row 0 of the table")
-        return cls(column, chunks)
+        rows = FileRows(np.cumsum([0, *map(len, chunks)]))
+        [[number], [place]] = rows.locate(np.array([first], np.int64))
+
+        def value() -> Any:
+            if files:
+                _check_chunk(files, name, chunks[number], int(rows.starts[number]))
+            return chunks[number].slice(place, 1)
+
+        where = f"row {first} of the table{files.in_brackets(first)}"
+        return cls(
+            Column.of(name, array.type, decode, given, value, lambda _: where), chunks, files
+        )
 
     def read(self, located: "_Located", where: Where) -> npt.NDArray[Any]:
         """Values of some rows, to be finished by the column."""
@@ -243,9 +317,9 @@ class _Chunks:
         pa = needed("pyarrow", "huggingface")
         # One value is sliced out for a tenth of the cost of taking it.
         found = [
-            self._chunks[group.file].slice(int(group.rows[0]), 1)
+            self._chunk(group.file).slice(int(group.rows[0]), 1)
             if len(group.rows) == 1
-            else taken(self._chunks[group.file], group.rows)
+            else taken(self._chunk(group.file), group.rows)
             for group in groups
         ]
         places = np.concatenate([group.places for group in groups])
@@ -255,8 +329,16 @@ class _Chunks:
     def _block(self, number: int) -> Block:
         found = self._blocks.get(number)
         if found is None:
-            found = self._blocks[number] = self.column.block(self._chunks[number])
+            found = self._blocks[number] = self.column.block(self._chunk(number))
         return found
+
+    def _chunk(self, number: int) -> Any:
+        """A chunk, looked at before it is first used."""
+        if not self._sound[number]:
+            name, start = self.column.name, int(self.rows.starts[number])
+            _check_chunk(self._files, name, self._chunks[number], start)
+            self._sound[number] = True
+        return self._chunks[number]
 
 
 class _Located:
@@ -281,39 +363,10 @@ class _Located:
         return list(zip(self._numbers.tolist(), self._places.tolist(), strict=True))
 
 
-class _Files:
-    """The files that a table is memory-mapped from, a few of which are looked at in each read."""
-
-    def __init__(self, paths: list[str]) -> None:
-        self._states = [(path, FileState.of(os.stat(path))) for path in dict.fromkeys(paths)]  # noqa: PTH116
-        self._next = 0
-
-    def check(self) -> None:
-        """Checks that some of the files are what they were.
-
-        Raises:
-          ValueError: one has changed, or is gone; names it.
-        """
-        for _ in range(min(_CHECKED, len(self._states))):
-            self._next = (self._next + 1) % len(self._states)
-            path, before = self._states[self._next]
-            try:
-                now = FileState.of(os.stat(path))  # noqa: PTH116
-            except OSError as error:
-                raise ValueError(
-                    f"file {path} of the data set is gone: {error.strerror}"
-                ) from error
-            if now != before:
-                raise ValueError(
-                    f"file {path} of the data set has changed: {before}; now {now}. Records are no longer "
-                    "those that were loaded; load the data set again, and resume from a checkpoint"
-                )
-
-
 def _checked(dataset: Any) -> Any:
     datasets = needed("datasets", "huggingface")
     if isinstance(dataset, str | os.PathLike):
-        dataset = datasets.load_from_disk(os.fspath(dataset))
+        dataset = _loaded(datasets, os.fspath(dataset))
     if isinstance(dataset, Mapping):
         raise ValueError(
             f"this holds several splits: give one of them, such as dataset[{next(iter(dataset), 'train')!r}]"
@@ -333,34 +386,34 @@ def _checked(dataset: Any) -> Any:
     return dataset
 
 
+def _loaded(datasets: Any, folder: str) -> Any:
+    try:
+        return datasets.load_from_disk(folder)
+    except Exception as error:
+        if isinstance(error, FileNotFoundError) or getattr(error, "errno", None) is not None:
+            raise  # it names the file that is not there, or may not be read
+        raise ValueError(
+            f"the data set in {folder!r} cannot be loaded, {file_at_fault(folder)} is cut or damaged: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
 def _image_columns(dataset: Any, wanted: Sequence[str]) -> dict[str, Decode]:
     image = needed("datasets", "huggingface").Image
     return {name: decode_image for name in wanted if isinstance(dataset.features[name], image)}
 
 
-def _id_blocks(
-    name: str,
-    array: Any,
-    table_rows: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]],
-    total: int,
-) -> Iterator[npt.NDArray[Any]]:
-    """A column's values, in the order of the data set's rows."""
-    parts, start = [], 0
-    for chunk in array.chunks:
-        parts.append(to_ids(name, chunk, functools.partial(_row_after, start)))
-        start += len(chunk)
-    every = np.concatenate(parts)
-    for first in range(0, total, _ID_ROWS):
-        rows = np.arange(first, min(first + _ID_ROWS, total), dtype=np.int64)
-        yield every[table_rows(rows)]
-
-
-def _row_at(rows: npt.NDArray[np.int64], place: int) -> str:
+def _row_of_indices(rows: npt.NDArray[np.int64], place: int) -> str:
     return f"row {rows[place]}"
 
 
-def _row_after(start: int, place: int) -> str:
-    return f"row {start + place} of the table"
+def _check_chunk(files: ArrowFiles, name: str, chunk: Any, start: int) -> None:
+    """Raises for a chunk of a column, which begins at a row of the table, whose offsets are damaged."""
+    stop = start + len(chunk) - 1
+    check_sound(
+        chunk,
+        lambda: f"column {name!r}, rows {start} to {stop} of the table{files.in_brackets(start)},",
+    )
 
 
 def _at(where: Where, places: Sequence[int] | npt.NDArray[np.int64]) -> Where:

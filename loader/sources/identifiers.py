@@ -97,6 +97,7 @@ def make_row_ids(
     total: int,
     columns: Collection[str],
     read_column: Callable[[str], npt.NDArray[Any] | Iterable[npt.NDArray[Any]]],
+    where: Callable[[int], str] | None = None,
 ) -> Ids:
     """As `make_ids`, for records that are in no files.
 
@@ -105,13 +106,14 @@ def make_row_ids(
       total: how many records.
       columns: names of what the records have, which IDs may be.
       read_column: reads one of them.
+      where: as for `scan_ids`.
     """
     if callable(rule):
         return _FunctionIds(rule, total)
     if rule == ROW:
         return _RowIds(total)
     if isinstance(rule, str) and rule in columns:
-        return _ColumnIds(_blocks(read_column(rule), f"column {rule!r}"), total)
+        return _ColumnIds(id_blocks(read_column(rule), f"column {rule!r}"), total, where)
     raise ValueError(
         f'ids must be "{ROW}", a function of rows, or a column, one of '
         f"{', '.join(columns) or 'none here'}; not {rule!r:.80}"
@@ -184,7 +186,7 @@ def _column_blocks(
         found = read_column(name, number)
         where = f"column {name!r} of file {files.names[number]}"
         start = 0
-        for block in _blocks(found, where):
+        for block in id_blocks(found, where):
             if kind not in ("", block.dtype.kind):
                 raise TypeError(
                     f"{where} is {block.dtype}, and in the files before it is not: IDs are of one kind"
@@ -196,10 +198,14 @@ def _column_blocks(
             raise ValueError(f"{where} holds {start} values, of {count} records")
 
 
-def _blocks(
+def id_blocks(
     found: npt.NDArray[Any] | Iterable[npt.NDArray[Any]], where: str
 ) -> Iterator[npt.NDArray[Any]]:
-    """A column as IDs, checked."""
+    """A column, or parts of it, as IDs: int64[k] or str[k], each checked to be one.
+
+    Raises:
+      TypeError, ValueError: one is none; names the column, as ``where``, and the row.
+    """
     start = 0
     for given in [found] if isinstance(found, np.ndarray) else found:
         yield _as_ids(given, where, start)

@@ -37,7 +37,8 @@ def scan_ids(
       blocks: gives them.
       total: how many they must be.
       key_bytes: memory for keys.
-      where: from a row to what an error says of its place, beside the row: the file that holds it.
+      where: from a row to what an error says of its place, beside the row: the file that holds it, or
+        ``""``.
 
     Returns:
       Their kind and digest.
@@ -140,6 +141,7 @@ def _compare(
         first = seen.setdefault(value, row)
         if first != row:
             places = "" if where is None else f" ({where(first)}; {where(row)})"
+            places = "" if places == " (; )" else places
             raise ValueError(
                 f"ID {value!r} belongs to rows {first} and {row}{places}; an ID must name one record, or "
                 "nothing can tell what was seen"
