@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import loader
 from loader.sources import digests
 from loader.sources.digest_cache import FILE_NAME, cache_path, load_digests, store_digests
 from loader.sources.digests import FileDigest, digest_files, merge_digests
@@ -160,6 +162,13 @@ def test_nothing_is_written_where_nothing_is_new(root: Path) -> None:
     assert path.stat().st_ino == before.st_ino
 
 
+def signed(value: dict[str, Any], entry: Any) -> str:
+    """A file with an entry of another kind, whose own digest holds."""
+    files = {**value["files"], "a.bin": entry}
+    digest = hashlib.sha256(json.dumps(files).encode()).hexdigest()
+    return json.dumps({**value, "files": files, "digest": digest})
+
+
 def damaged(text: str) -> Iterator[str]:
     yield text[: len(text) // 2]
     yield ""
@@ -170,6 +179,21 @@ def damaged(text: str) -> Iterator[str]:
     value = json.loads(text)
     yield json.dumps(value | {"files": {"a.bin": [1, 2, "x"]}})
     yield json.dumps(value | {"files": []})
+    *numbers, digest = value["files"]["a.bin"]
+    assert signed(value, [*numbers, digest]) == text
+    for entry in (
+        None,
+        digest,
+        numbers,
+        [*numbers[:3], digest],
+        [*map(str, numbers), digest],
+        [True, *numbers[1:], digest],
+        [*numbers, digest[:-1]],
+        [*numbers, digest.upper()],
+        [*numbers, 7],
+        [*numbers, [digest]],
+    ):
+        yield signed(value, entry)
 
 
 def test_a_torn_file_is_not_believed(root: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -181,6 +205,27 @@ def test_a_torn_file_is_not_believed(root: Path, caplog: pytest.LogCaptureFixtur
             assert load_digests(path) == {}
         assert "keeps no digests that can be used" in caplog.text
         caplog.clear()
+
+
+def test_nobody_is_waited_for_to_write_what_is_kept(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.mkfifo(root / FILE_NAME)
+    with caplog.at_level(logging.WARNING):
+        assert load_digests(root / FILE_NAME) == {}
+    assert "it is no file" in caplog.text
+    found = digest_files(opened(root))
+    store_digests(root / FILE_NAME, found)
+    assert load_digests(root / FILE_NAME) == found
+
+
+@pytest.mark.parametrize("cache", [5, "", b"folder", 1.5])
+def test_what_is_no_cache_is_refused_at_once(tmp_path: Path, cache: Any) -> None:
+    np.save(tmp_path / "x.npy", np.arange(9, dtype=np.uint16))
+    with pytest.raises(TypeError, match="cache must be True, for beside the data, a folder, or"):
+        loader.NpySource(tmp_path, cache=cache)
+    with pytest.raises(TypeError, match="cache must be True"):
+        loader.TokenSource(tmp_path / "x.npy", window=1, cache=cache)
 
 
 def test_what_cannot_be_kept_is_logged_and_no_more(

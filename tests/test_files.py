@@ -1,5 +1,7 @@
 """Files of a data set: which they are, in which order, which row is in which, and whether they changed."""
 
+import itertools
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,53 @@ def test_a_change_is_seen_and_the_file_and_row_are_named(tmp_path: Path) -> None
 def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path, name: Any) -> None:
     with pytest.raises(ValueError, match="file"):
         FileSet.open(tmp_path, [".bin"], [name])
+
+
+@pytest.mark.parametrize("names", ["a.bin", 3])
+def test_names_are_a_list(tmp_path: Path, names: Any) -> None:
+    make(tmp_path, a_bin=1)
+    with pytest.raises(TypeError, match="names must be a list of names of files, not"):
+        FileSet.open(tmp_path, [".bin"], names)
+    with pytest.raises(ValueError, match="names holds no name"):
+        FileSet.open(tmp_path, [".bin"], [])
+
+
+@pytest.mark.parametrize("data", [None, ["a.bin"], b"a.bin", 3])
+def test_data_is_one_path(data: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"data must be the path of a file or folder, not .* as names"
+    ):
+        FileSet.open(data, [".bin"])
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["x-00000-of-00003.bin", "x-00002-of-00003.bin"], "2 of the 3 files x-*-of-00003.bin"),
+        (["x-00000-of-00003.bin", "x-00002-of-00003.bin"], "missing is x-00001-of-00003.bin."),
+        (["x.bin-00001-of-00002"], "missing is x.bin-00000-of-00002."),
+        (["x-2-of-2.bin"], "missing is x-1-of-2.bin."),
+        (["x-3-of-9.bin"], "missing is x-0-of-9.bin, and 7 more."),
+        (["a/x-0-of-2.bin", "b/x-1-of-2.bin"], "missing is b/x-0-of-2.bin."),
+        (["x-0-of-2.bin", "x-1-of-2.bin", "y-0-of-1.bin"], ""),
+        (["x-1-of-2.bin", "x-2-of-2.bin"], ""),
+        (["x-00-of-02.bin", "x-01-of-02.bin", "x-0-of-1.bin", "x.bin", "2-of-3.bin"], ""),
+        ([f"x-0-of-{'9' * 180}.bin"], ""),
+    ],
+    ids=itertools.count(),
+)
+def test_missing_files_of_a_numbered_set_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, names: list[str], told: str
+) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"1")
+    with caplog.at_level(logging.WARNING):
+        found = FileSet.open(tmp_path, [".bin", ".bi"])
+    assert (told in caplog.text) if told else not caplog.text
+    caplog.clear()
+    FileSet.open(tmp_path, [".bin", ".bi"], found.names)
+    assert not caplog.text
 
 
 def test_links_are_followed_and_a_circle_of_them_is_an_error(tmp_path: Path) -> None:

@@ -277,6 +277,8 @@ def test_a_token_and_a_border_are_part_of_the_identity(root: Path) -> None:
     ("arguments", "kind", "message"),
     [
         ({"window": 0}, ValueError, "window must be at least 1, not 0"),
+        ({"window": 2**63 - 1}, ValueError, r"window must be at most 2\*\*62"),
+        ({"stride": 10**5000}, ValueError, r"stride must be at most 2\*\*62"),
         ({"window": 2.0}, TypeError, "window must be an integer"),
         ({"stride": 0}, ValueError, "stride must be at least 1"),
         ({"stride": True}, TypeError, "stride must be an integer"),

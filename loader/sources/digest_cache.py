@@ -8,6 +8,8 @@ import json
 import logging
 import os
 import pathlib
+import re
+import stat
 import tempfile
 from typing import Any, Final
 
@@ -19,7 +21,21 @@ FILE_NAME: Final = ".regrain-digests.json"
 _VERSION: Final = 1
 _MAX_BYTES: Final = 1 << 28
 _MAX_FILES: Final = 1 << 20
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _log: Final = logging.getLogger(__name__)
+
+
+def check_cache(cache: Any) -> Cache:
+    """Checks what a caller says of where digests are kept; returns it.
+
+    Raises:
+      TypeError: it is neither a truth value, nor a folder, nor ``None``.
+    """
+    if cache is None or isinstance(cache, bool) or (isinstance(cache, str | os.PathLike) and cache):
+        return cache
+    raise TypeError(
+        f"cache must be True, for beside the data, a folder, or None, not {cache!r:.80}"
+    )
 
 
 def cache_path(cache: Cache, files: FileSet) -> pathlib.Path | None:
@@ -35,7 +51,9 @@ def cache_path(cache: Cache, files: FileSet) -> pathlib.Path | None:
 def load_digests(path: pathlib.Path) -> dict[str, FileDigest]:
     """The digests that a file keeps; none where it is missing, torn, too large or not ours."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_not_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ValueError("it is no file")
             text = file.read(_MAX_BYTES + 1)
         if len(text) > _MAX_BYTES:
             raise ValueError(f"it has more than {_MAX_BYTES} bytes")
@@ -72,10 +90,18 @@ def _parsed(value: Any) -> dict[str, FileDigest]:
         raise ValueError(f"version {value['version']!r} is not {_VERSION}")
     if value["digest"] != _digest(value["files"]):
         raise ValueError("its own digest does not hold")
-    return {
-        name: FileDigest(FileState(*numbers), digest)
-        for name, (*numbers, digest) in value["files"].items()
-    }
+    return {name: _entry(numbers, digest) for name, (*numbers, digest) in value["files"].items()}
+
+
+def _entry(numbers: list[Any], digest: Any) -> FileDigest:
+    if not all(type(number) is int for number in numbers) or not _DIGEST.fullmatch(digest):
+        raise ValueError(f"{[*numbers, digest]!r:.200} are no numbers and digest of a file")
+    return FileDigest(FileState(*numbers), digest)
+
+
+def _not_waiting(path: str, flags: int) -> int:
+    """Opens a file, for whose writer it does not wait if it is none."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _same(before: FileDigest | None, now: FileDigest) -> bool:

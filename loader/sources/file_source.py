@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from loader.file_marks import marks_of
 from loader.fingerprint import ColumnDigest, Fingerprint
+from loader.sources.digest_cache import check_cache
 from loader.sources.digests import Cache, FileDigests
 from loader.sources.files import FileRows, FileSet
 from loader.sources.identifiers import IdRule, make_ids
@@ -57,7 +58,7 @@ class FileSource(abc.ABC):
         self._ids = make_ids(
             ids, files, self.file_rows, columns=columns, read_column=self.read_column
         )
-        self._reading, self._cache = dict(reading), cache
+        self._reading, self._cache = dict(reading), check_cache(cache)
         #: By name, a mark of each file as it was last digested: tells which of them differ.
         self.file_marks: Mapping[str, str] = {}
 

@@ -6,11 +6,12 @@ path changes nothing. Their order is fixed: sorted by name, or as the caller gav
 
 import dataclasses
 import itertools
+import logging
 import os
 import pathlib
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NoReturn, Self
 
 import numpy as np
@@ -21,6 +22,9 @@ Data = str | os.PathLike[str]
 
 _MAX_DEPTH: Final = 64
 _SHARD: Final = re.compile(r"-[0-9]+-of-[0-9]+$")
+_NUMBERED: Final = re.compile(r"-([0-9]{1,9})-of-([0-9]{1,9})(?=\.|$)")
+_MAX_SHARDS: Final = 1 << 20
+_log: Final = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,10 +92,18 @@ class FileSet:
 
         Raises:
           FileNotFoundError: there is no such file or folder.
+          TypeError: the data or names are none.
           ValueError: no file is found, a name leads out of the folder or comes twice, something is not
             a file, or links lead round in a circle.
           OSError: a file or folder cannot be looked at.
         """
+        if not isinstance(data, str | os.PathLike):
+            raise TypeError(
+                f"data must be the path of a file or folder, not {data!r:.80}; several files of a folder are "
+                "given as names"
+            )
+        if isinstance(names, str) or not isinstance(names, Iterable | None):
+            raise TypeError(f"names must be a list of names of files, not {names!r:.80}")
         path = pathlib.Path(data).absolute()  # wherever the program changes to
         if not path.exists():
             raise FileNotFoundError(f"there is no file or folder {str(path)!r}")
@@ -99,13 +111,16 @@ class FileSet:
             root = path
             if names is None:
                 names = sorted(_below(path, "", tuple(suffixes), ()))
+                if not names:
+                    raise ValueError(f"{str(path)!r} holds no file {' or '.join(suffixes)}")
+                _warn_of_missing(path, names)
         else:
             if names is not None:
                 raise ValueError(f"{str(path)!r} is a file: files are named in a folder")
             root, names = path.parent, [path.name]
-        if not names:
-            raise ValueError(f"{str(path)!r} holds no file {' or '.join(suffixes)}")
         checked = tuple(checked_name(name) for name in names)
+        if not checked:
+            raise ValueError("names holds no name of a file")
         _check_once(checked)
         return cls(root, checked, tuple(_look_at(root, name) for name in checked))
 
@@ -298,6 +313,32 @@ def _below(
                 yield from _below(inner, f"{prefix}{entry.name}/", suffixes, (*above, here))
             elif _SHARD.sub("", entry.name).endswith(suffixes):
                 yield prefix + entry.name
+
+
+def _warn_of_missing(root: pathlib.Path, names: Sequence[str]) -> None:
+    """Warns where names such as ``x-00001-of-00008.parquet`` tell of files that are not there."""
+    found: dict[tuple[str, str, str], set[int]] = {}
+    for name in names:
+        if of := _NUMBERED.search(name):
+            place = name[: of.start()], of[2], name[of.end() :]
+            found.setdefault(place, set()).add(int(of[1]))
+    for (before, of_all, after), numbers in found.items():
+        total = int(of_all)
+        first = int(total in numbers and 0 not in numbers)  # some count from 1
+        missing = sorted(set(range(first, first + min(total, _MAX_SHARDS))) - numbers)
+        if missing and len(numbers) < total:
+            _log.warning(
+                "%s: %d of the %d files %s-*-of-%s%s are there; missing is %s%s. The data set is what is there: "
+                "give names, if that is meant",
+                root,
+                len(numbers),
+                total,
+                before,
+                of_all,
+                after,
+                f"{before}-{missing[0]:0{len(of_all)}}-of-{of_all}{after}",
+                "" if len(missing) == 1 else f", and {len(missing) - 1} more",
+            )
 
 
 def _check_once(names: tuple[str, ...]) -> None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from loader.file_marks import marks_of
 from loader.fingerprint import ColumnDigest, Fingerprint
+from loader.sources.digest_cache import check_cache
 from loader.sources.digests import Cache, FileDigests
 from loader.sources.files import FileRows, FileSet
 from loader.sources.identifiers import ROW, IdRule, Ids, make_ids
@@ -76,7 +77,7 @@ class NpySource:
             "format": "npy",
             "files": {name: one.file for name, one in folder.fields.items()},
         }
-        self._cache = cache
+        self._cache = check_cache(cache)
         #: By name, a mark of each file as it was last digested: tells which of them differ.
         self.file_marks: Mapping[str, str] = {}
         self._ids = self._made_ids(ids, id_file)

@@ -31,6 +31,7 @@ _FILE_DTYPES: Final = ("uint8", "uint16", "uint32")
 _BATCH_DTYPES: Final = ("int32", "int64", *_FILE_DTYPES)
 #: A map keeps its file open, and a process may often have 1,024 files open.
 _MAX_MAPS: Final = 256
+_MAX_COUNT: Final = 1 << 62
 _OFFSET_ID: Final = re.compile(r"(.+):(0|[1-9][0-9]{0,17})", re.DOTALL)
 
 
@@ -303,6 +304,8 @@ def _at_least_one(name: str, value: Any) -> int:
         raise TypeError(f"{name} must be an integer, not {value!r:.80}")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, not {value}")
+    if value > _MAX_COUNT:
+        raise ValueError(f"{name} must be at most 2**62, and is larger")
     return int(value)
 
 
