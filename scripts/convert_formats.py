@@ -99,7 +99,8 @@ def _write_array_record(
     def records() -> Iterator[dict[str, Any]]:
         for columns in _blocks(source, _BLOCK_BYTES):
             for row in range(len(columns[ID])):
-                yield {name: column[row] for name, column in columns.items()}
+                # With the dots a number stays an array, and keeps the order of its bytes.
+                yield {name: column[row, ...] for name, column in columns.items()}
             progress(len(columns[ID]))
 
     loader.write_array_record(path, records())
@@ -116,8 +117,14 @@ def _write_parquet(source: loader.RecordSource, path: pathlib.Path, progress: Pr
     def column(name: str, array: npt.NDArray[Any]) -> Any:
         if array.dtype.kind == "M" and np.datetime_data(array.dtype)[0] not in ("ms", "us", "ns"):
             raise TypeError(f"Parquet has no times as those of field {name!r}, {array.dtype}")
+        flat = np.ascontiguousarray(array).reshape(-1)
         try:
-            made = pa.array(np.ascontiguousarray(array).reshape(-1))
+            if flat.dtype.kind in "US":  # of which Arrow takes the part before a zero byte
+                made = pa.array(
+                    flat.tolist(), pa.string() if flat.dtype.kind == "U" else pa.binary()
+                )
+            else:
+                made = pa.array(flat)
         except (pa.ArrowException, TypeError) as error:
             raise TypeError(
                 f"Parquet has nothing for field {name!r}, {array.dtype}: {error}"
