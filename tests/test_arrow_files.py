@@ -1,13 +1,25 @@
 """Files of Arrow tables: which holds a row, whether offsets lead out of their data, and which file is at fault."""
 
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from loader.sources.arrow_files import ArrowFiles, check_sound, file_at_fault
+from loader.sources.arrow_files import ArrowFiles, Stretch, check_sound, file_at_fault
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """No progress bars, nor the thread that watches them."""
+    watched = datasets.utils.tqdm.monitor_interval
+    datasets.utils.tqdm.monitor_interval = 0
+    datasets.disable_progress_bars()
+    yield
+    datasets.utils.tqdm.monitor_interval = watched
 
 
 def write(path: pathlib.Path, *lengths: int) -> str:
@@ -20,24 +32,54 @@ def write(path: pathlib.Path, *lengths: int) -> str:
     return str(path)
 
 
-def test_the_file_of_a_row_is_found_where_files_follow_each_other(tmp_path: pathlib.Path) -> None:
-    paths = [write(tmp_path / "a", 2, 3), write(tmp_path / "b", 1)]
-    files = ArrowFiles(paths, 6)
+def test_the_file_of_a_row_is_found(tmp_path: pathlib.Path) -> None:
+    a, b, c = (write(tmp_path / name, 5) for name in "abc")
+    files = ArrowFiles(
+        [Stretch(2, (a,), 3), Stretch(4, (), None), Stretch(1, (b, c), 0), Stretch(2, (c,), None)]
+    )
     assert files
-    assert files.place(0) == f"file {paths[0]}, row 0"
-    assert files.place(4) == f"file {paths[0]}, row 4"
-    assert files.in_brackets(5) == f" (file {paths[1]}, row 0)"
-    assert files.place(6) == ""
+    assert files.place(0) == f"file {a}, row 3"
+    assert files.in_brackets(1) == f" (file {a}, row 4)"
+    assert {files.in_brackets(row) for row in (2, 5)} == {""}
+    assert files.place(6) == f"file {b} or {c}, row 0"
+    assert files.place(8) == f"file {c}"
+    assert files.place(9) == files.place(-1) == ""
+    assert not ArrowFiles([Stretch(2, (), None)])
 
 
-def test_no_file_is_named_where_it_cannot_be_told(tmp_path: pathlib.Path) -> None:
-    paths = [write(tmp_path / "a", 2), write(tmp_path / "b", 2)]
-    assert ArrowFiles(paths, 2).in_brackets(0) == ""  # such as two that are side by side
-    assert not ArrowFiles([], 2)
-    assert ArrowFiles([], 2).place(0) == ""
-    files = ArrowFiles(paths, 4)
-    (tmp_path / "b").write_bytes(b"123")
-    assert files.place(0) == ""
+def test_a_data_set_tells_its_files(tmp_path: pathlib.Path) -> None:
+    whole = datasets.Dataset.from_dict({"x": range(20)})
+    whole.save_to_disk(tmp_path / "set", num_shards=4)
+    saved = datasets.load_from_disk(tmp_path / "set")
+    paths = [entry["filename"] for entry in saved.cache_files]
+    files = ArrowFiles.of(saved.data)
+    assert [files.place(row) for row in (0, 4, 5, 19)] == [
+        f"file {paths[number]}, row {row}" for number, row in ((0, 0), (0, 4), (1, 0), (3, 4))
+    ]
+    middle = datasets.concatenate_datasets([whole, saved.select(range(7, 14)).select(range(1, 6))])
+    files = ArrowFiles.of(middle.data)
+    assert files.place(19) == ""
+    assert [files.place(20 + row - 8) for row in (8, 10, 12)] == [
+        f"file {paths[number]}, row {row}" for number, row in ((1, 3), (2, 0), (2, 2))
+    ]
+    beside = datasets.concatenate_datasets([saved.rename_column("x", "y"), whole], axis=1)
+    assert ArrowFiles.of(beside.data).place(6) == f"file {paths[1]}, row 1"
+    assert not ArrowFiles.of(whole.data)
+
+
+def test_the_files_of_the_rows_are_looked_at_however_many_there_are(tmp_path: pathlib.Path) -> None:
+    paths = [write(tmp_path / f"{number}", 2) for number in range(30)]
+    other = write(tmp_path / "other", 2)
+    files = ArrowFiles([Stretch(2, (path,), 0) for path in paths], [*paths, other])
+    files.check(np.arange(60))
+    files.check_others()
+    (tmp_path / "17").write_bytes(b"changed")
+    for _ in range(30):  # whichever else is looked at
+        with pytest.raises(ValueError, match=r"/17 of the data set has changed: .* bytes"):
+            files.check(np.array([5, 35]))
+    (tmp_path / "other").unlink()
+    with pytest.raises(ValueError, match=r"/other of the data set is gone"):
+        files.check_others()
 
 
 def array(kind: Any, offsets: list[int], data: bytes) -> Any:

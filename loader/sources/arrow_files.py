@@ -4,13 +4,14 @@ Arrow takes what such a file says of itself on trust: an offset that leads out o
 elsewhere in memory, end the program, or go on for hours. So offsets are looked at before they are used.
 """
 
-import functools
-import itertools
 import json
 import os
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
 
 from loader.sources.extras import needed
 from loader.sources.files import FileState
@@ -18,67 +19,121 @@ from loader.sources.files import FileState
 _CHECKED: Final = 4
 
 
-class ArrowFiles:
-    """The files of a table, a few of which are looked at in each read.
+class Stretch(NamedTuple):
+    """Rows of a table that come from the same file; from several, where columns are side by side; or from none.
 
-    Args:
-      paths: in the order of the table's rows.
-      num_rows: of the table.
+    Attributes:
+      num_rows: how many.
+      paths: of the files; none where the rows are in memory.
+      first: the row in the file at which they begin; ``None`` where that is not known.
     """
 
-    def __init__(self, paths: Sequence[str], num_rows: int) -> None:
-        self._paths, self._num_rows = list(paths), num_rows
-        self._states = [(path, FileState.of(os.stat(path))) for path in dict.fromkeys(paths)]  # noqa: PTH116
-        self._next = 0
+    num_rows: int
+    paths: tuple[str, ...]
+    first: int | None
+
+
+class ArrowFiles:
+    """The files of a table: those that a read takes rows from are looked at, and a few more.
+
+    Args:
+      stretches: of the table, in order.
+      others: files that all reads need.
+    """
+
+    def __init__(self, stretches: Sequence[Stretch], others: Sequence[str] = ()) -> None:
+        self._stretches = list(stretches)
+        self._starts = np.cumsum([0, *(one.num_rows for one in stretches)])
+        paths = [path for one in stretches for path in one.paths]
+        self._states = {
+            path: FileState.of(os.stat(path))  # noqa: PTH116
+            for path in dict.fromkeys([*others, *paths])
+        }
+        self._files, self._next = list(dict.fromkeys(paths)), 0
+        self._others = [path for path in others if path not in paths]
+
+    @classmethod
+    def of(cls, table: Any, others: Sequence[str] = ()) -> Self:
+        """From a table of ``datasets``."""
+        rows = getattr(table, "blocks", None) or [[table]]
+        return cls([_stretch(blocks) for blocks in rows], others)
 
     def __bool__(self) -> bool:
         """Whether there are any: a table may be in memory."""
-        return bool(self._paths)
+        return bool(self._files)
 
-    def check(self) -> None:
-        """Checks that some of the files are what they were.
+    def check_others(self) -> None:
+        """Checks that the files that all reads need are what they were.
+
+        Raises:
+          ValueError: as `check`.
+        """
+        for path in self._others:
+            self._check(path)
+
+    def check(self, rows: npt.NDArray[np.int64]) -> None:
+        """Checks that the files of ``rows: int64[k]`` of the table are what they were, and a few more.
+
+        To read what is memory-mapped and no longer there would end the program.
 
         Raises:
           ValueError: one has changed, or is gone; names it.
         """
-        for _ in range(min(_CHECKED, len(self._states))):
-            self._next = (self._next + 1) % len(self._states)
-            path, before = self._states[self._next]
-            try:
-                now = FileState.of(os.stat(path))  # noqa: PTH116
-            except OSError as error:
-                raise ValueError(
-                    f"file {path} of the data set is gone: {error.strerror}"
-                ) from error
-            if now != before:
-                raise ValueError(
-                    f"file {path} of the data set has changed: {before}; now {now}. Records are no longer "
-                    "those that were loaded; load the data set again, and resume from a checkpoint"
-                )
+        paths = set()
+        if len(self._files) > _CHECKED:
+            found = self._starts.searchsorted(rows, "right") - 1
+            for number in set(found.tolist()):
+                paths.update(self._stretches[number].paths)
+        for _ in range(min(_CHECKED, len(self._files))):
+            self._next = (self._next + 1) % len(self._files)
+            paths.add(self._files[self._next])
+        for path in paths:
+            self._check(path)
+
+    def _check(self, path: str) -> None:
+        before = self._states[path]
+        try:
+            now = os.stat(path)  # noqa: PTH116
+        except OSError as error:
+            raise ValueError(f"file {path} of the data set is gone: {error.strerror}") from error
+        if not before.is_of(now):
+            raise ValueError(
+                f"file {path} of the data set has changed: {before}; now {FileState.of(now)}. Records are no "
+                "longer those that were loaded; load the data set again, and resume from a checkpoint"
+            )
 
     def place(self, row: int) -> str:
-        """Names the file that a row of the table stands in, and its row there; ``""`` where nothing tells."""
-        for path, start, stop in self._stretches:
-            if start <= row < stop:
-                return f"file {path}, row {row - start}"
-        return ""
+        """Names the file that a row of the table stands in, and its row there; ``""`` if it is in memory."""
+        number = int(self._starts.searchsorted(row, "right")) - 1
+        if not 0 <= number < len(self._stretches) or not self._stretches[number].paths:
+            return ""
+        stretch = self._stretches[number]
+        file = f"file {' or '.join(stretch.paths)}"
+        if stretch.first is None:
+            return file
+        return f"{file}, row {stretch.first + row - int(self._starts[number])}"
 
     def in_brackets(self, row: int) -> str:
         """The same, to be put after something else."""
         place = self.place(row)
         return place and f" ({place})"
 
-    @functools.cached_property
-    def _stretches(self) -> list[tuple[str, int, int]]:
-        """Each file, with the table's rows that it holds; none where they are not put together so."""
-        try:
-            counts = [_num_rows(path) for path in self._paths]
-        except (OSError, needed("pyarrow", "huggingface").ArrowException):
-            return []
-        ends = list(itertools.accumulate(counts, initial=0))
-        if ends[-1] != self._num_rows:
-            return []
-        return list(zip(self._paths, ends, ends[1:], strict=False))
+
+def _stretch(blocks: Sequence[Any]) -> Stretch:
+    """From blocks of ``datasets``, whose columns are side by side."""
+    files = [block for block in blocks if getattr(block, "path", None)]
+    firsts = {_first_row(block) for block in files}
+    paths = tuple(dict.fromkeys(os.fspath(block.path) for block in files))
+    return Stretch(blocks[0].num_rows, paths, firsts.pop() if len(firsts) == 1 else None)
+
+
+def _first_row(block: Any) -> int | None:
+    """Where in its file a block begins: what was done to it since is written down, and may be a slice."""
+    done = getattr(block, "replays", None) or []
+    try:
+        return sum(int(arguments[0]) for name, arguments, _ in done if name == "slice")
+    except (IndexError, TypeError, ValueError):
+        return None
 
 
 def check_sound(array: Any, what: Callable[[], str]) -> None:
@@ -108,7 +163,7 @@ def file_at_fault(folder: str) -> str:
     for path in paths:
         try:
             if path.endswith(".arrow"):
-                _num_rows(path, needed("datasets", "huggingface").Features.from_arrow_schema)
+                _check_arrow(path)
             elif path.endswith(".json"):
                 json.loads(pathlib.Path(path).read_bytes())
         except Exception:  # noqa: BLE001 (whatever a damaged file has its parsers raise)
@@ -116,9 +171,10 @@ def file_at_fault(folder: str) -> str:
     return "one of its files"
 
 
-def _num_rows(path: str, check_schema: Callable[[Any], object] | None = None) -> int:
+def _check_arrow(path: str) -> None:
+    """Raises for an Arrow file that cannot be read, of whatever kind the fault is."""
     pa = needed("pyarrow", "huggingface")
     with pa.memory_map(path) as mapped, pa.ipc.open_stream(mapped) as stream:
-        if check_schema is not None:
-            check_schema(stream.schema)
-        return sum(batch.num_rows for batch in stream)
+        needed("datasets", "huggingface").Features.from_arrow_schema(stream.schema)
+        for _ in stream:
+            pass

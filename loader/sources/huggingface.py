@@ -72,13 +72,13 @@ class HuggingFaceSource:
         given = check_fields(fields, wanted)
         decoders = _image_columns(dataset, wanted) | check_decoders(decode, wanted)
         self._threads, self._len = check_threads(threads), len(dataset)
-        paths = [entry["filename"] for entry in dataset.cache_files]
-        self._files = ArrowFiles(paths, len(table))
         # A shuffled or selected data set has a list of rows before its table; nothing public tells it.
         mapped = dataset._indices  # noqa: SLF001
+        paths = [entry["filename"] for entry in dataset.cache_files]
+        self._files = ArrowFiles.of(dataset.data, paths)
         self._indices, first = None, 0
         if mapped is not None:
-            self._indices = _Chunks.of("indices", mapped.column(0), ArrowFiles([], 0), 0)
+            self._indices = _Chunks.of("indices", mapped.column(0), ArrowFiles([]), 0)
             # Of those in the table, so that another order does not make them other fields.
             first = needed("pyarrow.compute", "huggingface").min(mapped.column(0)).as_py()
         self._columns = {
@@ -137,8 +137,9 @@ class HuggingFaceSource:
         """As `read`, but values that are decoded are still the bytes that they are stored as."""
         if rows.size and (rows.min() < 0 or rows.max() >= self._len):
             raise IndexError(f"rows run from 0 to {self._len - 1}, and these are {rows}")
-        self._files.check()
+        self._files.check_others()
         places, where = self._table_rows(rows), functools.partial(self._row_at, rows)
+        self._files.check(places)
         located: dict[bytes, _Located] = {}
         found = {}
         for name, chunks in self._columns.items():
