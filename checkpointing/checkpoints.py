@@ -43,11 +43,15 @@ from checkpointing.errors import CheckpointDamagedError
 from checkpointing.group import ElsewhereError, Processes
 from checkpointing.manifest import (
     ALLOWABLE,
+    Batches,
     Identity,
     Manifest,
+    Stream,
+    check_identity,
+    is_end,
     json_value,
-    next_ids,
     package_versions,
+    place_of,
 )
 from checkpointing.matching import match
 from checkpointing.signals import StopRequest, stop_requests
@@ -72,8 +76,8 @@ from loader import (
     Position,
     ReadOptions,
 )
+from loader.grain_stream import GrainIterator, GrainStream
 from loader.sources import Verify as DataVerify
-from loader.transforms import transform_identity
 
 TrainState = TypeVar("TrainState")
 _Result = TypeVar("_Result")
@@ -101,7 +105,7 @@ class Run(Generic[TrainState]):
     """
 
     train_state: TrainState
-    batches: BatchIterator
+    batches: Batches
     position: Position
 
 
@@ -110,7 +114,8 @@ class Checkpoints:
 
     Args:
       directory: made if it does not exist; one writer at a time.
-      pipeline: the stream that the run trains on: a `Pipeline`, or a `Mixture` of some.
+      pipeline: the stream that the run trains on: a `Pipeline`, a `Mixture` of some, or a
+        `GrainStream`, which is for one JAX process.
       save_every: `save` does something at multiples of this many steps.
       keep: how many of the newest checkpoints stay.
       run_config: settings of your own (learning rate, model size, ...) that must be the same at a
@@ -131,28 +136,32 @@ class Checkpoints:
     def __init__(
         self,
         directory: str | os.PathLike[str],
-        pipeline: Pipeline | Mixture,
+        pipeline: Stream,
         save_every: int,
         keep: int,
         *,
         run_config: Mapping[str, Any] | None = None,
         process_timeout_s: float = 600.0,
     ) -> None:
-        if not isinstance(pipeline, Pipeline | Mixture):
+        if not isinstance(pipeline, Pipeline | Mixture | GrainStream):
             raise TypeError(
-                f"pipeline must be a Pipeline or a Mixture, not {type(pipeline).__name__}"
+                "pipeline must be a Pipeline, a Mixture or a GrainStream, not "
+                f"{type(pipeline).__name__}"
             )
         self._save_every = _at_least_one("save_every", save_every)
         self._keep = _at_least_one("keep", keep)
         self._run_config = json_value(dict(run_config or {}), "run_config")
-        parts = pipeline.parts.values() if isinstance(pipeline, Mixture) else [pipeline]
-        for part in parts:
-            transform_identity(part.transform)  # one that cannot be identified is an error here
+        check_identity(pipeline)  # what cannot be identified is an error here
         self._pipeline = pipeline
         if not process_timeout_s > 0:
             raise ValueError(f"process_timeout_s must be more than 0, not {process_timeout_s}")
         self._shown = os.fspath(directory)
         self._processes = _processes(process_timeout_s)
+        if isinstance(pipeline, GrainStream) and self._processes.are_several:
+            raise ValueError(
+                "a GrainStream is for one JAX process: Grain's state is that of one process's share, and "
+                "no process could say where the others are. Use a Pipeline, or run one process"
+            )
         self._directory = _opened(directory, self._processes)
         self._writer = _Writer(self._directory, self._keep, self._processes)
         self._resumed: _Resumed | None = None
@@ -205,7 +214,8 @@ class Checkpoints:
           allow: names of differences to go on with; later manifests tell of the change.
             ``"batch_size"``: the run goes on at the same record. ``"skip"``: batches ahead are left
             out, or no longer. ``"exclude"``: records are left out from here on, or no longer. Of a
-            mixture nothing can change.
+            mixture nothing can change. ``"grain_version"``, of a `GrainStream`: what comes next is
+            compared, but not what comes after it.
           verify: ``"full"`` digests every file of the checkpoint; ``"manifest"`` trusts the content
             of the array files.
           verify_data: ``"cache"`` reads the data that a source keeps no digests of (``cache=True``), or
@@ -245,7 +255,7 @@ class Checkpoints:
         for step in reversed(steps):
             try:
                 found = self._together("check a checkpoint", check, step, verify, share, same=_told)
-                changes = self._together("match it", self._match, found, identity, allowed)
+                changes = self._together("match it", self._match, found, identity, allowed, iterate)
                 restored = self._together("restore it", self._restore, found, train_state, verify)
             except StepDamagedError as damage:
                 self._damaged[step] = str(damage)
@@ -262,7 +272,7 @@ class Checkpoints:
         _check_step(train_state, 0, f"a new run in {self._shown}")
         return self._begin(identity, train_state, iterate, None, {})
 
-    def save(self, batches: BatchIterator, train_state: Any, *, force: bool = False) -> bool:
+    def save(self, batches: Batches, train_state: Any, *, force: bool = False) -> bool:
         """Saves train state and position, in the background, at multiples of ``save_every`` steps.
 
         The step is the number of batches that ``batches`` has delivered. When this returns, the
@@ -350,14 +360,21 @@ class Checkpoints:
         self._damaged.pop(step, None)
         stored = to_stored(train_state, several_processes=self._processes.are_several)
         identity = dataclasses.replace(resumed.identity, train_state=leaves)
-        manifest = self._manifest(identity, resumed.history, position)
+        manifest = self._manifest(identity, resumed.history, resumed.batches)
         self._writer.begin(number, manifest, stored, self._damaged)
 
     def _manifest(
-        self, identity: Identity, history: tuple[Mapping[str, Any], ...], position: Position
+        self,
+        identity: Identity,
+        history: tuple[Mapping[str, Any], ...],
+        batches: Batches | None = None,
     ) -> Manifest:
-        ids = next_ids(self._pipeline, position)
-        return Manifest(position.step, position, identity, ids, history, package_versions())
+        """What a checkpoint says of the place of an iterator, by default of the start."""
+        position = batches.position if batches else Position()
+        ids, grain = place_of(self._pipeline, position, batches)
+        return Manifest(
+            position.step, position, identity, ids, history, package_versions(), grain=grain
+        )
 
     @contextlib.contextmanager
     def stop_on_signals(
@@ -446,7 +463,7 @@ class Checkpoints:
         def told(found: tuple[Identity, list[int]]) -> dict[str, str]:
             identity, steps = found
             newest = f"{steps[-_SHOWN_STEPS:]} ({len(steps)} of them)"
-            return {"steps": newest, **_told(self._manifest(identity, (), Position()))}
+            return {"steps": newest, **_told(self._manifest(identity, ()))}
 
         number = self._processes.number()
         return self._processes.together(number, "resume", find, told)
@@ -468,9 +485,13 @@ class Checkpoints:
             raise
 
     def _match(
-        self, found: Manifest, identity: Identity, allow: frozenset[str]
+        self,
+        found: Manifest,
+        identity: Identity,
+        allow: frozenset[str],
+        iterate: Callable[..., Batches],
     ) -> dict[str, list[Any]]:
-        return match(found, identity, self._pipeline, self._shown, allow)
+        return match(found, identity, self._pipeline, self._shown, allow, iterate)
 
     def _restore(self, found: Manifest, train_state: TrainState, verify: Verify) -> TrainState:
         """A new train state from a checkpoint that has been checked."""
@@ -495,7 +516,7 @@ class Checkpoints:
         self,
         identity: Identity,
         train_state: TrainState,
-        iterate: Callable[..., BatchIterator],
+        iterate: Callable[..., Batches],
         found: Manifest | None,
         changes: dict[str, list[Any]],
     ) -> Run[TrainState]:
@@ -503,16 +524,16 @@ class Checkpoints:
         if found and changes:
             position = dataclasses.asdict(found.position)
             history = (*history, {"position": position, "changed": changes})
-        batches = iterate(found.position if found else None, on_batch=self._step_log())
+        batches = iterate(found.start if found else None, on_batch=self._step_log())
         self._resumed = _Resumed(identity, history, batches)
         self._writer.last_step = found.step if found else None
         if not found:
             _log.info("%s: a new run", self._shown)
-        elif self._pipeline.grid.is_end(batches.position):
+        elif is_end(self._pipeline, batches):
             _log.info("%s: the run is finished, at step %d", self._shown, found.step)
         else:
             place = f", epoch {batches.position.epoch}, offset {batches.position.offset}"
-            place = "" if isinstance(self._pipeline, Mixture) else place
+            place = place if isinstance(self._pipeline, Pipeline) else ""
             _log.info("%s: resumed at step %d%s", self._shown, found.step, place)
         return Run(train_state, batches, batches.position)
 
@@ -521,11 +542,11 @@ class Checkpoints:
             self._processes.index if self._processes.are_several else None
         )
 
-    def _check_batches(self, batches: BatchIterator) -> "_Resumed":
+    def _check_batches(self, batches: Batches) -> "_Resumed":
         self._check_open()
         if self._resumed is None:
             raise ValueError("call resume before save: it decides where the run goes on")
-        if not isinstance(batches, BatchIterator):
+        if not isinstance(batches, BatchIterator | GrainIterator):
             raise TypeError(
                 f"batches must be the iterator that resume gave (run.batches), not a "
                 f"{type(batches).__name__}: only it knows how far the run has come"
@@ -589,7 +610,7 @@ class _Resumed:
 
     identity: Identity
     history: tuple[Mapping[str, Any], ...]
-    batches: BatchIterator
+    batches: Batches
 
 
 class _Writer:

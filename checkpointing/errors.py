@@ -17,8 +17,11 @@ class CheckpointMismatchError(ValueError):
       differences: everything that differs, each with the checkpoint's value and the current one.
     """
 
-    def __init__(self, where: str, differences: Sequence[Difference]) -> None:
+    def __init__(
+        self, where: str, differences: Sequence[Difference], may_change: str = "batch_size"
+    ) -> None:
         self._where, self.differences = where, tuple(differences)
+        self._may_change = may_change
         rows = [_texts(difference) for difference in differences]
         names, befores, nows = (
             min(max(len(row[column]) for row in rows), _MAX_COLUMN) for column in range(3)
@@ -33,10 +36,10 @@ class CheckpointMismatchError(ValueError):
             lines.append("Use the model and optimizer of that run, or start a new directory.")
         else:
             hint = "Use the data and config of that run, or start a new directory."
-            if not any(
+            if may_change and not any(
                 one.name.startswith(("stream", "parts.", "weights.")) for one in differences
             ):
-                hint += ' batch_size alone may change with allow={"batch_size"}.'
+                hint += f' {may_change} alone may change with allow={{"{may_change}"}}.'
             lines.append(hint)
         if {"skip", "exclude"} & {difference.name for difference in differences}:
             lines.append("So may skip, ahead of here, and exclude: allow={'skip', 'exclude'}.")
@@ -44,7 +47,7 @@ class CheckpointMismatchError(ValueError):
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         """So that the error can be sent to another process."""
-        return type(self), (self._where, self.differences)
+        return type(self), (self._where, self.differences, self._may_change)
 
 
 class CheckpointDamagedError(RuntimeError):

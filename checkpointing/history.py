@@ -56,6 +56,7 @@ def provenance(
     """
     manifest = newest_manifest(directory)
     where = f"{os.fspath(directory)} step {manifest.step}"
+    _check_derivable(manifest, where)
     if manifest.identity.parts:
         raise ValueError(
             f"{where} is of a mixture of {', '.join(manifest.identity.parts)}: ask mixture_provenance"
@@ -95,6 +96,7 @@ def mixture_provenance(
     manifest = newest_manifest(directory)
     where = f"{os.fspath(directory)} step {manifest.step}"
     sources = {} if sources is None else sources
+    _check_derivable(manifest, where)
     if not manifest.identity.parts:
         raise ValueError(f"{where} is of one pipeline, not of a mixture: ask provenance")
     if not isinstance(sources, Mapping):
@@ -225,6 +227,14 @@ def _have_digest(ids: _IdColumn, expected: Fingerprint) -> bool:
         return False
     found = loader.fingerprint(ids, chunk_records=expected.chunk_records)
     return found.columns["id"] == expected.columns["id"]
+
+
+def _check_derivable(manifest: Manifest, where: str) -> None:
+    if manifest.identity.chain is not None:
+        raise ValueError(
+            f"{where} is of a chain of Grain's, whose order is Grain's own and cannot be derived: iterate the "
+            "chain again, or keep a step log"
+        )
 
 
 def _check_order(identity: StreamIdentity, where: str) -> None:

@@ -11,11 +11,12 @@ import json
 import platform
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeAlias
 
 import loader
 from checkpointing.train_state import Leaf
 from loader import (
+    BatchIterator,
     Difference,
     Fingerprint,
     Mixture,
@@ -25,17 +26,23 @@ from loader import (
     Turns,
 )
 from loader.fingerprint import read_ids
+from loader.grain_chain import CHAIN_VERSION, GrainChain
+from loader.grain_stream import GrainIterator, GrainStream
 from loader.keys import KEYS_VERSION
 from loader.mixture import combined
 from loader.sources import Verify as DataVerify
 from loader.transforms import transform_identity
 from loader.turns import TURNS_VERSION
 
+#: What checkpoints can be made of, and its iterators.
+Stream: TypeAlias = Pipeline | Mixture | GrainStream
+Batches: TypeAlias = BatchIterator | GrainIterator
+
 FORMAT_VERSION: Final = 1
 MAX_MANIFEST_BYTES: Final = 16 << 20
 NEXT_IDS: Final = 64
 #: Names that `allow` may hold: differences that a run can go on with.
-ALLOWABLE: Final = frozenset({"batch_size", "skip", "exclude"})
+ALLOWABLE: Final = frozenset({"batch_size", "skip", "exclude", "grain_version"})
 
 _NEXT_IDS_BYTES: Final = 16 << 10
 _MAX_LEVELS: Final = 64
@@ -130,22 +137,25 @@ class Identity(StreamIdentity):
     """Which stream, and which train state: everything that must be the same again at a resume.
 
     Of a mixture, ``fingerprint`` is that of all parts together, ``config`` holds its weights, and
-    ``order_version`` is that of its turns.
+    ``order_version`` is that of its turns. Of a Grain chain, ``config`` is the user's own, and
+    ``order_version`` that of how chains are described.
 
     Attributes:
       run_config: the user's own settings that must not change.
       train_state: path, shape, dtype and PRNG implementation of each leaf.
       parts: of a mixture, by name; else there are none.
+      chain: of a Grain chain; else ``None``.
     """
 
     run_config: Mapping[str, Any]
     train_state: tuple[Leaf, ...]
     parts: Mapping[str, StreamIdentity] = dataclasses.field(default_factory=dict)
+    chain: GrainChain | None = None
 
     @classmethod
     def of(
         cls,
-        stream: Pipeline | Mixture,
+        stream: Stream,
         run_config: Mapping[str, Any],
         train_state: Iterable[Leaf],
         verify: DataVerify = "cache",
@@ -164,10 +174,21 @@ class Identity(StreamIdentity):
                 leaves,
                 parts,
             )
+        if isinstance(stream, GrainStream):
+            return cls(
+                stream.fingerprint(),
+                json_value(stream.config, "config"),
+                CHAIN_VERSION,
+                None,
+                None,
+                run_config,
+                leaves,
+                chain=stream.chain,
+            )
         one = cls.of_pipeline(stream, verify)
         return cls(**vars(one), run_config=run_config, train_state=leaves)
 
-    def diff(self, now: "Identity", stream: Pipeline | Mixture) -> list[Difference]:
+    def diff(self, now: "Identity", stream: Stream) -> list[Difference]:
         """Everything in which ``now`` differs from this identity, that of a checkpoint."""
         return [
             *self._diff_streams(now, stream),
@@ -175,11 +196,18 @@ class Identity(StreamIdentity):
             *_diff_mappings("train_state", _by_path(self.train_state), _by_path(now.train_state)),
         ]
 
-    def _diff_streams(self, now: "Identity", stream: Pipeline | Mixture) -> Iterable[Difference]:
-        if isinstance(stream, Pipeline) and not self.parts:
-            return self.diff_stream(now, stream.source)
-        if isinstance(stream, Pipeline) or not self.parts:
+    def _diff_streams(self, now: "Identity", stream: Stream) -> Iterable[Difference]:
+        if _kind(self) != _kind(now):
             return [Difference("stream", _kind_of_stream(self), _kind_of_stream(now))]
+        if self.chain is not None and now.chain is not None:
+            return [
+                *self.fingerprint.diff(now.fingerprint),
+                *_diff_mappings("config.", self.config, now.config),
+                *self.chain.diff(now.chain),
+            ]
+        if not isinstance(stream, Mixture):
+            source = stream.source if isinstance(stream, Pipeline) else None
+            return self.diff_stream(now, source)
         found = [
             *_diff_mappings("weights.", self.config["weights"], now.config["weights"]),
             *_diff_values("order_version", self.order_version, now.order_version),
@@ -193,8 +221,29 @@ class Identity(StreamIdentity):
         return sorted(found, key=lambda difference: difference.name)
 
 
+def _kind(identity: Identity) -> str:
+    return "chain" if identity.chain else "mixture" if identity.parts else "pipeline"
+
+
 def _kind_of_stream(identity: Identity) -> str:
+    if identity.chain:
+        return "a chain of Grain's"
     return f"a mixture of {', '.join(identity.parts)}" if identity.parts else "one pipeline"
+
+
+@dataclasses.dataclass(frozen=True)
+class GrainPlace:
+    """Where a Grain chain stands, beside the IDs that come next.
+
+    Attributes:
+      state: Grain's own, as JSON values.
+      next: the kind of what is known of the next elements, see `loader.grain_stream.Ahead`.
+      digest: of the next element, where it has no IDs; or why it could not be made.
+    """
+
+    state: Any
+    next: str
+    digest: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,6 +259,7 @@ class Manifest:
         each happened and, by name, the values before and after.
       packages: versions of what wrote it.
       files: by path inside the step's directory, the sha256 and size of every other file.
+      grain: of a Grain chain, its place; else ``None``.
     """
 
     step: int
@@ -219,6 +269,14 @@ class Manifest:
     history: tuple[Mapping[str, Any], ...]
     packages: Mapping[str, str]
     files: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    grain: GrainPlace | None = None
+
+    @property
+    def start(self) -> Any:
+        """With what its stream's ``iterate`` goes on there."""
+        if self.grain is None:
+            return self.position
+        return {"step": self.step, "grain": self.grain.state}
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -227,6 +285,12 @@ class Manifest:
             stream = {
                 "mixture": {**identity.config, "version": identity.order_version},
                 "parts": {name: part.stream_to_dict() for name, part in identity.parts.items()},
+            }
+        elif identity.chain is not None and self.grain is not None:
+            stream = {
+                "fingerprint": identity.fingerprint.to_dict(),
+                "chain": {**identity.chain.to_dict(), "config": dict(identity.config)},
+                "grain": dataclasses.asdict(self.grain),
             }
         else:
             stream = identity.stream_to_dict()
@@ -300,12 +364,24 @@ class Manifest:
             tuple(_shallow(_typed(change, dict)) for change in value["history"]),
             _texts(value["packages"]),
             {_typed(path, str): _file(entry) for path, entry in value["files"].items()},
+            _grain_place(value["grain"], position) if "chain" in value else None,
         )
 
 
 def _identity(value: Mapping[str, Any]) -> Identity:
     run_config = _shallow(_typed(value["run_config"], dict))
     leaves = tuple(Leaf.from_dict(leaf) for leaf in value["train_state"])
+    if "chain" in value:
+        return Identity(
+            Fingerprint.from_dict(value["fingerprint"]),
+            _shallow(_typed(value["chain"]["config"], dict)),
+            CHAIN_VERSION,
+            None,
+            None,
+            run_config,
+            leaves,
+            chain=GrainChain.from_dict(value["chain"]),
+        )
     if "parts" not in value:
         one = StreamIdentity.stream_from_dict(value)
         return Identity(**vars(one), run_config=run_config, train_state=leaves)
@@ -327,6 +403,44 @@ def _identity(value: Mapping[str, Any]) -> Identity:
         leaves,
         parts,
     )
+
+
+def _grain_place(value: Mapping[str, Any], position: Position) -> GrainPlace:
+    if position.epoch or position.offset:
+        raise ValueError("of a Grain chain, a position is a step alone")
+    kind = value["next"]
+    if kind not in ("ids", "digest", "end", "error"):
+        raise ValueError(f"{kind!r:.40} is no kind of what comes next")
+    return GrainPlace(_shallow(value["state"]), kind, _typed(value["digest"], str))
+
+
+def check_identity(stream: Stream) -> None:
+    """Raises TypeError or ValueError if a stream cannot be identified."""
+    if isinstance(stream, GrainStream):
+        json_value(stream.config, "config")
+        return
+    for part in stream.parts.values() if isinstance(stream, Mixture) else [stream]:
+        transform_identity(part.transform)
+
+
+def place_of(
+    stream: Stream, position: Position, batches: Batches | None
+) -> tuple[tuple[int | str, ...], GrainPlace | None]:
+    """The IDs that come next, and what more there is to tell of an iterator's place; it does not move."""
+    if not isinstance(stream, GrainStream):
+        return next_ids(stream, position), None
+    if not isinstance(batches, GrainIterator):
+        return (), None
+    ahead = batches.ahead()
+    state = json_value(batches.get_state()["grain"], "Grain's state")
+    return ahead.ids, GrainPlace(state, ahead.kind, ahead.digest)
+
+
+def is_end(stream: Stream, batches: Batches) -> bool:
+    """Whether an iterator has nothing more to deliver."""
+    if isinstance(batches, GrainIterator):
+        return batches.ahead().kind == "end"
+    return not isinstance(stream, GrainStream) and stream.grid.is_end(batches.position)
 
 
 def seal(value: Mapping[str, Any]) -> bytes:

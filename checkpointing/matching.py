@@ -1,12 +1,22 @@
 """Whether a checkpoint's stream is the one at hand, and what of it was changed with permission."""
 
+import json
 import logging
+from collections.abc import Callable
 from typing import Any, Final
 
 from checkpointing.directory import StepDamagedError
 from checkpointing.errors import CheckpointMismatchError
-from checkpointing.manifest import Identity, Manifest, config_with, next_ids, package_versions
+from checkpointing.manifest import (
+    Identity,
+    Manifest,
+    Stream,
+    config_with,
+    next_ids,
+    package_versions,
+)
 from loader import Difference, Mixture, Pipeline, Position
+from loader.grain_stream import Ahead, GrainIterator, GrainStateError, GrainStream
 
 _log: Final = logging.getLogger(__name__)
 
@@ -14,9 +24,10 @@ _log: Final = logging.getLogger(__name__)
 def match(
     found: Manifest,
     identity: Identity,
-    stream: Pipeline | Mixture,
+    stream: Stream,
     where: str,
     allow: frozenset[str],
+    iterate: Callable[..., Any],
 ) -> dict[str, list[Any]]:
     """Compares a checkpoint with what is at hand: identity, position and next IDs.
 
@@ -26,6 +37,7 @@ def match(
       stream: that at hand.
       where: names the run, for messages.
       allow: names of differences to go on with.
+      iterate: makes an iterator over the stream.
 
     Returns:
       Those that there are: by name, the values before and now.
@@ -37,12 +49,19 @@ def match(
     """
     differences = found.identity.diff(identity, stream)
     changes = {
-        name: [found.identity.config.get(name), identity.config[name]]
+        name: [_value(found.identity, name), _value(identity, name)]
         for name in allow
         if any(difference.name == name for difference in differences)
     }
     differences = [one for one in differences if one.name not in changes]
     place = f"{where} step {found.step}"
+    if isinstance(stream, GrainStream):
+        if not differences:
+            differences = _diff_ahead(found, iterate)
+        if differences:
+            moved = any(one.name == "grain_version" for one in differences)
+            raise CheckpointMismatchError(place, differences, "grain_version" if moved else "")
+        return changes
     if differences:
         raise CheckpointMismatchError(place, differences)
     try:
@@ -59,6 +78,57 @@ def match(
         _check_skip(place, found.position, before, stream)
         _tell_of_drops(where, found.position, before, stream)
     return changes
+
+
+def _value(identity: Identity, name: str) -> Any:
+    if name == "grain_version":
+        return identity.chain.grain if identity.chain else None
+    return identity.config.get(name)
+
+
+def _diff_ahead(found: Manifest, iterate: Callable[..., Any]) -> list[Difference]:
+    """Compares what comes next with what Grain gives from the checkpoint's state, by an iterator for this alone."""
+    place = found.grain
+    if place is None:
+        return []
+    state = json.dumps(place.state)
+    batches: GrainIterator = iterate(found.start)
+    try:
+        ahead = batches.ahead()
+    except GrainStateError as error:
+        return [Difference("grain_state", state, "refused", str(error))]
+    finally:
+        batches.close()
+    if place.next == "error":
+        _log.warning(
+            "step %d: the element behind it could not be made when it was saved (%s), so that it cannot "
+            "be compared now",
+            found.step,
+            place.digest,
+        )
+        return []
+    before = Ahead(place.next, found.next_ids, place.digest)
+    if before == ahead:
+        return []
+    if before.kind == ahead.kind == "ids":
+        return _diff_next_ids(found, ahead.ids)
+    name = "next_ids" if "ids" in (before.kind, ahead.kind) else "next_element"
+    return [
+        Difference(
+            name,
+            _told(before),
+            _told(ahead),
+            f"of the element at step {found.step}, by Grain's state",
+        )
+    ]
+
+
+def _told(ahead: Ahead) -> str:
+    if ahead.kind == "ids":
+        return str(list(ahead.ids[:4]))
+    if ahead.kind == "end":
+        return "the end"
+    return ahead.digest if ahead.kind == "error" else f"no IDs, {ahead.digest}"
 
 
 def _check_skip(where: str, position: Position, before: Pipeline, now: Pipeline) -> None:

@@ -16,11 +16,12 @@ from typing import Any, Final
 import numpy as np
 
 from loader import Position
+from loader.grain_stream import element_digest, element_ids
 
 #: Names the file to which `Checkpoints.resume` has the batches of its iterator logged.
 STEP_LOG_VARIABLE: Final = "REGRAIN_STEP_LOG"
 
-OnBatch = Callable[[Position, Mapping[str, Any]], None]
+OnBatch = Callable[[Position, Any], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Delivery:
 
     Attributes:
       position: where the batch begins; its ``step`` is the batch's number, from 0.
-      ids: of all slots, padding included.
+      ids: of all slots, padding included; of a `GrainStream`'s element without IDs, its digest.
       mask: 1 for a slot that holds a record, else 0.
       seconds: when, on the system's monotonic clock, which all processes of a machine share.
     """
@@ -54,12 +55,18 @@ def step_log(path: str | os.PathLike[str]) -> OnBatch:
     if size and os.pread(descriptor, 1, size - 1) != b"\n":
         os.write(descriptor, b"\n")
 
-    def log(position: Position, batch: Mapping[str, Any]) -> None:
+    def log(position: Position, batch: Any) -> None:
+        ids = element_ids(batch)
+        if ids is None:
+            ids = [element_digest(batch)]
+        mask = batch.get("mask") if isinstance(batch, Mapping) else None
+        if mask is None or np.size(mask) != len(ids):
+            mask = np.ones(len(ids), int)
         line = json.dumps(
             {
                 **dataclasses.asdict(position),
-                "ids": batch["id"].tolist(),
-                "mask": np.asarray(batch["mask"]).astype(int).tolist(),
+                "ids": ids,
+                "mask": np.asarray(mask).astype(int).reshape(-1).tolist(),
                 "monotonic_s": time.monotonic(),
             }
         )

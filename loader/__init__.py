@@ -15,6 +15,7 @@ from loader.determinism import Change, TransformReport, check_transform
 from loader.device import Device
 from loader.errors import RecordReadError, WorkerDiedError
 from loader.fingerprint import Difference, Fingerprint, dataset_digest, fingerprint
+from loader.grain_stream import GrainIterator, GrainStateError, GrainStream
 from loader.keys import record_keys, rng, uniforms
 from loader.mixture import Mixture
 from loader.order import ORDER_VERSIONS, epoch_order, position_of
@@ -60,6 +61,9 @@ __all__ = [
     "Field",
     "Finding",
     "Fingerprint",
+    "GrainIterator",
+    "GrainStateError",
+    "GrainStream",
     "HuggingFaceSource",
     "Mixture",
     "MixtureProvenance",

@@ -1,0 +1,405 @@
+"""A chain of Grain data sets that the user built, as a stream that checkpoints can hold.
+
+Grain's own state is what is saved; this module gives it what it lacks: it is taken before an element
+is asked for, so that no exception can spoil it, and it comes with what is delivered next.
+"""
+
+import collections
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import jax
+import numpy as np
+
+from loader.batching import Position
+from loader.device import Device
+from loader.fingerprint import Fingerprint
+from loader.grain_chain import GrainChain
+from loader.pipeline import ReadOptions
+from loader.sources import Verify
+
+# isort: split
+import grain
+
+MAX_STATE_BYTES: Final = 256 << 10
+#: As many IDs, elements, and bytes of IDs are looked at ahead, whichever comes first; at least one element.
+AHEAD_IDS: Final = 64
+AHEAD_ELEMENTS: Final = 8
+_AHEAD_BYTES: Final = 16 << 10
+
+OnElement = Callable[[Position, Any], None]
+
+
+class GrainStateError(ValueError):
+    """Grain does not take a state, or gives one that cannot be kept."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ahead:
+    """What comes next.
+
+    Attributes:
+      kind: ``"ids"``; ``"digest"`` of an element without IDs; ``"end"``; ``"error"``, where the next
+        element could not be made.
+      ids: of up to 64 records.
+      digest: of the next element, see `element_digest`; or the error.
+    """
+
+    kind: str
+    ids: tuple[int | str, ...] = ()
+    digest: str = ""
+
+
+class GrainStream:
+    """A `grain.MapDataset` or `grain.IterDataset` with what identifies it, for `Checkpoints`.
+
+    Its elements are batches, or whatever a training step takes, and a step is one element. Where an
+    element is a dict with ``id`` (integers or strings), the IDs that come next are in each checkpoint;
+    of others, a digest of the next element.
+
+    At a resume these must be the same again: the fingerprint, ``config``, Grain's version, the number
+    of its workers, and for each data set of the chain the class, the length and the settings that it
+    was made with (batch size, seed, epochs, weights, ...). Functions and transformation objects are known
+    by their names, by their attribute ``version``, and dataclasses by their plain fields. **Not**
+    checked are the code of these functions, what they close over, and arguments of a partial that no name
+    tells; set another ``version`` when you change what one does. Nor is it checked that ``fingerprint``
+    is that of the data which the chain reads.
+
+    Args:
+      dataset: the chain. It is iterated anew at each resume, and must not be changed afterwards.
+      fingerprint: of its data, such as `loader.fingerprint` of a `RecordSource` gives, or
+        `Fingerprint.of_revision`.
+      config: settings of your own that decide the stream, as JSON can hold them.
+
+    Raises:
+      TypeError: something is not of these kinds.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        fingerprint: Fingerprint,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(dataset, grain.MapDataset | grain.IterDataset):
+            raise TypeError(
+                "dataset must be a grain.MapDataset or a grain.IterDataset, not a "
+                f"{type(dataset).__name__}; of an iterator or a DataLoader, give the data set"
+            )
+        if not isinstance(fingerprint, Fingerprint):
+            raise TypeError(
+                f"fingerprint must be a loader.Fingerprint, not a {type(fingerprint).__name__}: that of "
+                "the data, by loader.fingerprint(source)"
+            )
+        self.dataset = dataset
+        self._fingerprint = fingerprint
+        try:
+            self.config: dict[str, Any] = json.loads(
+                json.dumps(dict(config or {}), allow_nan=False)
+            )
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"config must be values that JSON can hold: {error}") from error
+        self.chain = GrainChain.of(dataset, grain.__version__)
+
+    def __repr__(self) -> str:
+        return f"GrainStream({' > '.join(link['class'] for link in self.chain.links)})"
+
+    def fingerprint(self, *, verify: Verify = "cache") -> Fingerprint:  # noqa: ARG002
+        """Identity of the data, as it was given; ``verify`` has no influence on it."""
+        return self._fingerprint
+
+    def iterate(
+        self,
+        start: Mapping[str, Any] | None = None,
+        *,
+        read_options: ReadOptions | None = None,
+        workers: int = 0,
+        device: Device | None = None,
+        on_batch: OnElement | None = None,
+    ) -> "GrainIterator":
+        """An iterator over the stream.
+
+        Args:
+          start: a state of such an iterator; by default the beginning.
+          read_options: Grain's reading threads, where the chain is a `grain.MapDataset`. By default
+            Grain's own: 16 threads, and up to 500 elements in memory.
+          workers: none, the chain has its own (``mp_prefetch``).
+          device: none, the chain brings its elements there (``grain.experimental.device_put``).
+          on_batch: called with each element and its position, right before it is delivered.
+
+        Raises:
+          TypeError, ValueError: a state of another iterator, or an option that the chain decides.
+        """
+        if device is not None or workers:
+            raise ValueError(
+                f"{'device' if device is not None else 'workers'} is up to the chain of a GrainStream: use "
+                "grain.experimental.device_put, or mp_prefetch, at its end"
+            )
+        if read_options is not None and not isinstance(self.dataset, grain.MapDataset):
+            raise ValueError(
+                "read_options are for a grain.MapDataset, and this chain is a grain.IterDataset: it has "
+                "had its own since to_iter_dataset"
+            )
+        return GrainIterator(self, start, read_options, on_batch)
+
+    def __iter__(self) -> "GrainIterator":
+        return self.iterate()
+
+
+class GrainIterator(grain.DatasetIterator[Any]):
+    """Grain's iterator over a chain, with a state that can be trusted.
+
+    Its state is always that before the next element: where Grain raises, its iterator is let go, and
+    the next call makes a new one that goes on at the same element. It belongs to one thread.
+    """
+
+    def __init__(
+        self,
+        stream: GrainStream,
+        start: Mapping[str, Any] | None = None,
+        read_options: ReadOptions | None = None,
+        on_batch: OnElement | None = None,
+    ) -> None:
+        super().__init__()
+        # First, since close() looks at them, also where what follows raises.
+        self._iterator: Any = None
+        #: What was read and not delivered yet, each with Grain's state before it.
+        self._read: collections.deque[tuple[str, Any]] = collections.deque()
+        if read_options is not None and not isinstance(read_options, ReadOptions):  # type: ignore[misc]
+            raise TypeError(f"read_options must be a ReadOptions, not {read_options!r}")
+        self._stream = stream
+        self._read_options = read_options
+        self._on_batch = on_batch
+        #: Grain's state behind what was read, as JSON; ``None`` at the beginning.
+        self._state: str | None = None
+        self._step = 0
+        self._ended = False
+        self._ahead: Ahead | None = None
+        if start is not None:
+            self._step, self._state = _checked_state(start)
+
+    @property
+    def position(self) -> Position:
+        """Where the next element is: how many have been delivered, as ``step``."""
+        return Position(0, 0, self._step)
+
+    def __next__(self) -> Any:
+        if self._closed:
+            raise ValueError("this iterator is closed; make another with GrainStream.iterate")
+        if not self._read:
+            try:
+                self._pull()
+            except StopIteration:
+                raise
+            except Exception as error:
+                error.add_note(
+                    f"This is of step {self._step}. The iterator stays there: the next call asks for it "
+                    "again, from a new iterator of Grain's, and a checkpoint goes on there too."
+                )
+                raise
+        element = self._read[0][1]
+        if self._on_batch is not None:
+            self._on_batch(self.position, element)
+        self._read.popleft()
+        self._step += 1
+        self._ahead = None
+        return element
+
+    def ahead(self) -> Ahead:
+        """What comes next, without moving the iterator.
+
+        The elements that this takes are kept, and delivered when it is their turn: at most 8, and one
+        where it has 64 IDs or none. No element is made twice. Where the iterator has not
+        read them yet, it takes as long as it would have to wait for them at the next calls; a digest
+        takes a second for 1 to 2 GB.
+
+        Raises:
+          GrainStateError: Grain does not take the state.
+        """
+        if self._ahead is None:
+            self._ahead = self._look_ahead()
+        return self._ahead
+
+    def _look_ahead(self) -> Ahead:
+        found: list[int | str] = []
+        size = 0
+        for number in range(AHEAD_ELEMENTS):
+            try:
+                if number == len(self._read):
+                    self._pull()
+            except StopIteration:
+                if number:
+                    break
+                return Ahead("end")
+            except GrainStateError:
+                raise
+            except Exception as error:  # noqa: BLE001 (whatever a source or a function may raise)
+                if number:
+                    break
+                return Ahead("error", digest=f"{type(error).__name__}: {error}"[:1000])
+            element = self._read[number][1]
+            ids = element_ids(element, AHEAD_IDS - len(found))
+            if ids is None:
+                if number:
+                    break
+                return Ahead("digest", digest=element_digest(element))
+            for entry in ids:
+                size += len(json.dumps(entry))
+                if size > _AHEAD_BYTES:
+                    return Ahead("ids", tuple(found))
+                found.append(entry)
+            if len(found) >= AHEAD_IDS:
+                break
+        return Ahead("ids", tuple(found))
+
+    def get_state(self) -> dict[str, Any]:
+        """``{"step": ..., "grain": ...}``: elements delivered, and Grain's state before the next one."""
+        text = self._read[0][0] if self._read else self._state or self._open()[1]
+        return {"step": self._step, "grain": json.loads(text)}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Goes to a place, with a new iterator of Grain's.
+
+        Raises:
+          TypeError, ValueError: not such a state; the iterator stays where it is.
+        """
+        step, text = _checked_state(state)
+        self._drop()
+        self._read.clear()
+        self._step, self._state = step, text
+        self._ended, self._ahead = False, None
+
+    def start_prefetch(self) -> None:
+        """Has Grain's threads or processes begin, if there are any, before an element is asked for."""
+        if not self._closed:
+            self._open()[0].start_prefetch()
+
+    def close(self) -> None:
+        """Ends Grain's threads and processes, and lets go of what was read ahead. Safe to call again."""
+        self._drop()
+        self._read.clear()
+        super().close()
+
+    def _pull(self) -> None:
+        """Reads one more element, behind those that are read already."""
+        if self._ended:
+            raise StopIteration
+        iterator, before = self._open()
+        try:
+            element = next(iterator)
+            self._state = _text(iterator.get_state())
+        except StopIteration:
+            self._ended = True
+            raise
+        except BaseException:
+            self._drop()  # Grain's iterator has lost count
+            raise
+        self._read.append((before, element))
+
+    def _open(self) -> tuple[Any, str]:
+        """Grain's iterator behind what was read, a new one if there is none; and its state."""
+        if self._iterator is not None and self._state is not None:
+            return self._iterator, self._state
+        dataset = self._stream.dataset
+        if self._read_options is not None:
+            dataset = dataset.to_iter_dataset(self._read_options)
+        iterator = iter(dataset)
+        try:
+            if self._state is None:
+                state = _text(iterator.get_state())
+            else:
+                state = self._state
+                _restore(iterator, state)
+        except BaseException:
+            iterator.close()
+            raise
+        self._iterator, self._state = iterator, state
+        return iterator, state
+
+    def _drop(self) -> None:
+        iterator, self._iterator = self._iterator, None
+        if iterator is not None:
+            iterator.close()
+
+
+def element_ids(element: Any, limit: int | None = None) -> list[int | str] | None:
+    """The first IDs of an element: what it has under ``id``, if that is integers or strings."""
+    if not isinstance(element, Mapping) or "id" not in element:
+        return None
+    ids = np.asarray(element["id"]).reshape(-1)[:limit]
+    values: list[int | str] = ids.tolist()
+    if ids.dtype.kind in "iuU" or (ids.size and all(type(one) in (int, str) for one in values)):
+        return values
+    return None
+
+
+def element_digest(element: Any) -> str:
+    """``sha256:`` + 64 hex digits over all leaves of an element: path, dtype, shape and bytes.
+
+    A leaf that is no array, number or text counts by its type alone.
+    """
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_flatten_with_path(element)[0]:
+        try:
+            array = np.asarray(leaf)
+        except (TypeError, ValueError):
+            array = np.asarray(None)
+        known = not array.dtype.hasobject
+        kind = f"{array.dtype}{list(array.shape)}" if known else type(leaf).__qualname__
+        digest.update(json.dumps([jax.tree_util.keystr(path), kind]).encode())
+        if known:
+            digest.update(np.ascontiguousarray(array).tobytes())
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _restore(iterator: Any, text: str) -> None:
+    state = json.loads(text)
+    try:
+        iterator.set_state(state)
+    except Exception as error:
+        raise GrainStateError(
+            f"Grain does not take its own state {text:.200}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _checked_state(state: Mapping[str, Any]) -> tuple[int, str]:
+    """The step and Grain's state of a state."""
+    if not isinstance(state, Mapping) or set(state) != {"step", "grain"}:
+        raise ValueError(
+            f"a state holds step and grain and nothing else, not {state!r:.200}; it may come from "
+            "another iterator"
+        )
+    return Position(0, 0, state["step"]).step, _text(state["grain"])
+
+
+def _check_keys(state: Any) -> None:
+    parts = state if isinstance(state, list | tuple) else ()
+    if isinstance(state, Mapping):
+        wrong = next((key for key in state if type(key) is not str), None)
+        if wrong is not None:
+            raise TypeError(f"it would make a text of the key {wrong!r}")
+        parts = list(state.values())
+    for part in parts:
+        _check_keys(part)
+
+
+def _text(state: Any) -> str:
+    """Grain's state as JSON, if JSON gives the same back."""
+    try:
+        _check_keys(state)
+        text = json.dumps(state, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise GrainStateError(
+            f"the state of this chain cannot be kept, since JSON cannot hold it: {error}. States must be "
+            "dicts, lists, texts and numbers of Python"
+        ) from error
+    if len(text) > MAX_STATE_BYTES:
+        raise GrainStateError(
+            f"the state of this chain has {len(text)} bytes, and {MAX_STATE_BYTES} are allowed; a data set "
+            "in it keeps elements in its state"
+        )
+    return text

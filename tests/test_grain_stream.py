@@ -1,0 +1,446 @@
+"""A Grain chain as a stream: its place survives stops and errors, and looking ahead moves nothing."""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import grain
+import numpy as np
+import pytest
+from grain import experimental
+
+import loader
+from loader import ArraySource, Fingerprint, GrainStateError, GrainStream
+from loader.grain_stream import (
+    AHEAD_ELEMENTS,
+    AHEAD_IDS,
+    MAX_STATE_BYTES,
+    Ahead,
+    element_digest,
+    element_ids,
+)
+
+NUM_RECORDS = 41
+DATA: Fingerprint = loader.fingerprint(ArraySource({"x": np.arange(NUM_RECORDS)}))
+THREADS = grain.ReadOptions(num_threads=2, prefetch_buffer_size=3)
+NO_THREADS = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+
+
+def records(first: int = 0, count: int = NUM_RECORDS) -> grain.MapDataset[Any]:
+    return grain.MapDataset.range(first, first + count).map(record)
+
+
+def record(number: int) -> dict[str, Any]:
+    return {"id": number, "x": np.full(2, number, np.float32)}
+
+
+def jitter(element: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return {**element, "noise": rng.random(3)}
+
+
+def is_even(element: dict[str, Any]) -> bool:
+    return bool(element["id"] % 2 == 0)
+
+
+def without_id(element: dict[str, Any]) -> Any:
+    return element["x"]
+
+
+def chains() -> dict[str, Callable[[], Any]]:
+    """Chains of most kinds that Grain has, each with some thirty elements at most."""
+    return {
+        "map": lambda: records().shuffle(seed=3).batch(4).repeat(3),
+        "map, partial batches": lambda: records().batch(4, drop_remainder=False),
+        "records": lambda: records().shuffle(seed=3),
+        "map, threads": lambda: (
+            records().shuffle(seed=3).batch(4).repeat(2).to_iter_dataset(THREADS)
+        ),
+        "filter": lambda: (
+            records().shuffle(seed=3).repeat(2).filter(is_even).to_iter_dataset(THREADS).batch(3)
+        ),
+        "filter behind": lambda: records().to_iter_dataset(THREADS).filter(is_even).batch(3),
+        "random_map": lambda: records().seed(7).shuffle().random_map(jitter).batch(4),
+        "random_map behind": lambda: (
+            records().to_iter_dataset(THREADS).batch(4).seed(9).random_map(jitter)
+        ),
+        "mix": lambda: grain.MapDataset.mix([records(), records(100)], [0.3, 0.7]).batch(4),
+        "mix behind": lambda: grain.IterDataset.mix(
+            [records().to_iter_dataset(THREADS), records(100).to_iter_dataset(THREADS)], [1, 2]
+        ).batch(4),
+        "window": lambda: experimental.WindowShuffleIterDataset(
+            records().to_iter_dataset(NO_THREADS), window_size=5, seed=1
+        ).batch(4),
+        "packing": lambda: (
+            experimental.FirstFitPackIterDataset(
+                records().map(lambda one: {"tokens": np.full(one["id"] % 4 + 1, one["id"])}).to_iter_dataset(NO_THREADS),
+                length_struct={"tokens": 8},
+                num_packing_bins=3,
+            ).batch(2)
+        ),
+        "rebatch": lambda: experimental.RebatchIterDataset(
+            records().batch(3).to_iter_dataset(NO_THREADS), 4, drop_remainder=False
+        ),
+        "interleave": lambda: experimental.InterleaveIterDataset(
+            [records(100 * i, 7).to_iter_dataset(NO_THREADS) for i in range(4)], cycle_length=2
+        ).batch(3),
+        "thread prefetch": lambda: experimental.ThreadPrefetchIterDataset(
+            records().batch(4).to_iter_dataset(NO_THREADS), prefetch_buffer_size=2
+        ),
+        "threads, each a share": lambda: experimental.multithread_prefetch(
+            records().batch(4).to_iter_dataset(NO_THREADS), num_threads=2, buffer_size=2
+        ),
+        "no IDs": lambda: records().map(without_id).batch(4),
+    }  # fmt: skip
+
+
+def stream(dataset: Any) -> GrainStream:
+    return GrainStream(dataset, fingerprint=DATA)
+
+
+def marks(elements: Any) -> list[str]:
+    return [element_digest(element) for element in elements]
+
+
+@pytest.mark.parametrize("name", chains())
+def test_stream_goes_on_exactly_from_every_step(name: str) -> None:
+    chain = chains()[name]
+    expected = marks(chain())
+    assert len(expected) >= 5
+    assert len(set(expected)) == len(expected)
+    batches = stream(chain()).iterate()
+    states = []
+    for step in range(len(expected)):
+        states.append(json.loads(json.dumps(batches.get_state())))
+        assert batches.position.step == step
+        assert element_digest(next(batches)) == expected[step]
+    assert next(batches, None) is None
+    states.append(batches.get_state())
+    for step, state in enumerate(states):
+        with contextlib.closing(stream(chain()).iterate(state)) as other:
+            assert marks(other) == expected[step:]
+
+
+@pytest.mark.parametrize("name", chains())
+def test_looking_ahead_moves_nothing_and_makes_nothing_twice(name: str) -> None:
+    chain = chains()[name]
+    expected, states = marks(chain()), []
+    plain = stream(chain()).iterate()
+    for _ in expected:
+        states.append(plain.get_state())
+        next(plain)
+    batches = stream(chain()).iterate()
+    for step, mark in enumerate(expected):
+        ahead = batches.ahead()
+        assert batches.get_state() == states[step]
+        other = stream(chain()).iterate(states[step])
+        assert other.ahead() == ahead
+        assert ahead.kind == ("digest" if name in ("no IDs", "packing") else "ids")
+        if ahead.kind == "digest":
+            assert ahead.digest == mark
+        element = next(batches)
+        assert element_digest(element) == mark
+        if ahead.kind == "ids":
+            ids = element_ids(element, AHEAD_IDS)
+            assert ids is not None
+            assert list(ahead.ids[: len(ids)]) == ids
+        other.close()
+    assert batches.ahead() == Ahead("end")
+    assert next(batches, None) is None
+
+
+@pytest.mark.parametrize(
+    ("size", "elements"), [(1, AHEAD_ELEMENTS), (16, 4), (20, 4), (64, 1), (100, 1)]
+)
+def test_no_more_is_read_ahead_than_64_ids_ask_for(size: int, elements: int) -> None:
+    made = []
+
+    def count(batch: dict[str, Any]) -> dict[str, Any]:
+        made.append(batch)
+        return batch
+
+    dataset = records(0, 2000).batch(size).map(count)
+    batches = stream(dataset).iterate(read_options=NO_THREADS)
+    next(batches)
+    del made[:]
+    ahead = batches.ahead()
+    assert batches.ahead() is ahead
+    assert len(made) == elements
+    assert ahead.ids == tuple(range(size, size + min(AHEAD_IDS, size * elements)))
+    assert [next(batches)["id"][0] for _ in range(elements)] == [
+        size * number for number in range(1, elements + 1)
+    ]
+    assert len(made) == elements
+
+
+def fails_once_at(number: int, failures: int = 1) -> Callable[[Any], Any]:
+    left = [failures]
+
+    def fail(element: Any) -> Any:
+        if number in np.atleast_1d(element["id"]) and left[0]:
+            left[0] -= 1
+            raise ValueError(f"no record {number}")
+        return element
+
+    return fail
+
+
+@pytest.mark.parametrize("options", [NO_THREADS, THREADS])
+@pytest.mark.parametrize("batch_last", [True, False])
+@pytest.mark.parametrize("look", [True, False])
+def test_after_an_exception_the_same_element_comes_next(
+    options: Any, batch_last: bool, look: bool
+) -> None:
+    def chain(function: Callable[[Any], Any]) -> Any:
+        if batch_last:
+            return records().map(function).to_iter_dataset(options).batch(4)
+        return records().batch(4).map(function).to_iter_dataset(options)
+
+    expected = marks(chain(lambda element: element))
+    batches = stream(chain(fails_once_at(22, failures=2))).iterate()
+    assert marks(itertools.islice(batches, 5)) == expected[:5]
+    before = batches.get_state()
+    if look:
+        assert batches.ahead() == Ahead("error", digest="ValueError: no record 22")
+    for _ in range(1 if look else 2):
+        with pytest.raises(ValueError, match="no record 22") as caught:
+            next(batches)
+        assert "This is of step 5. The iterator stays there" in caught.value.__notes__[-1]
+        assert batches.get_state() == before
+        assert batches.position.step == 5
+    assert marks(batches) == expected[5:]
+
+
+def test_an_error_behind_the_next_element_is_raised_in_its_turn() -> None:
+    dataset = records().batch(4).map(fails_once_at(10, failures=10**6))
+    batches = stream(dataset).iterate(read_options=THREADS)
+    assert batches.ahead().ids == tuple(range(8))
+    assert next(batches)["id"].tolist() == [0, 1, 2, 3]
+    assert next(batches)["id"].tolist() == [4, 5, 6, 7]
+    for _ in range(3):
+        with pytest.raises(ValueError, match="no record 10"):
+            next(batches)
+        assert batches.get_state() == {"step": 2, "grain": {"next_index": 2}}
+
+
+def test_what_a_callback_refuses_is_not_delivered() -> None:
+    seen: list[int] = []
+
+    def refuse(position: loader.Position, element: Any) -> None:
+        seen.append(position.step)
+        if len(seen) == 3:
+            raise OSError("disk full")
+
+    batches = stream(records().batch(4)).iterate(on_batch=refuse)
+    next(batches)
+    second = next(batches)["id"].tolist()
+    with pytest.raises(OSError, match="disk full"):
+        next(batches)
+    assert batches.position.step == 2
+    assert next(batches)["id"][0] == second[-1] + 1
+    assert seen == [0, 1, 2, 2]
+
+
+def test_iterator_can_be_moved_to_any_place_and_back() -> None:
+    batches = stream(chains()["packing"]()).iterate()
+    states = [batches.get_state()]
+    expected = []
+    for element in batches:
+        expected.append(element_digest(element))
+        states.append(batches.get_state())
+    for step in (3, 0, len(expected), 1):
+        batches.set_state(states[step])
+        batches.ahead()
+        assert marks(batches) == expected[step:]
+
+
+@pytest.mark.parametrize(
+    "state", [{}, {"next_index": 3}, {"step": 1}, {"step": -1, "grain": {}}, 3, {"step": 1, "grain": {}, "x": 0}]
+)  # fmt: skip
+def test_a_state_of_something_else_is_refused_and_moves_nothing(state: Any) -> None:
+    batches = stream(records().batch(4)).iterate()
+    next(batches)
+    before = batches.get_state()
+    with pytest.raises((ValueError, TypeError), match=r"state holds step and grain|position"):
+        batches.set_state(state)
+    assert batches.get_state() == before
+    assert next(batches)["id"][0] == 4
+
+
+@pytest.mark.parametrize("state", [{"next_index": 99}, {"next_index": -1}, {"index": 1}, [], None])
+def test_a_state_that_grain_refuses_is_an_error_of_its_own(state: Any) -> None:
+    batches = stream(records().batch(4)).iterate({"step": 3, "grain": state})
+    for ask in (batches.ahead, lambda: next(batches)):
+        with pytest.raises(GrainStateError, match="Grain does not take its own state"):
+            ask()
+
+
+class Stateful(grain.IterDataset[Any]):
+    """A data set of a user's, with a state that it chooses."""
+
+    def __init__(self, parent: Any, state: Any) -> None:
+        super().__init__(parent)
+        self._own_state = state
+
+    def __iter__(self) -> Any:
+        return StatefulIterator(self._parent.__iter__(), self._own_state)
+
+
+class StatefulIterator(grain.DatasetIterator[Any]):
+    def __init__(self, parent: Any, state: Any) -> None:
+        super().__init__(parent)
+        self._own_state = state
+
+    def __next__(self) -> Any:
+        return next(self._parent)
+
+    def get_state(self) -> Any:
+        return {"parent": self._parent.get_state(), "own": self._own_state}
+
+    def set_state(self, state: Any) -> None:
+        self._parent.set_state(state["parent"])
+
+
+@pytest.mark.parametrize(
+    ("state", "error"),
+    [
+        (np.int64(3), "JSON cannot hold it"),
+        ({1: 2}, "it would make a text of the key 1"),
+        ([{"a": {2: 0}}], "it would make a text of the key 2"),
+        (float("nan"), "JSON cannot hold it"),
+        ("x" * MAX_STATE_BYTES, "are allowed"),
+    ],
+)
+def test_a_state_that_cannot_be_kept_is_refused_at_once(state: Any, error: str) -> None:
+    dataset = Stateful(records().batch(4).to_iter_dataset(NO_THREADS), state)
+    with pytest.raises(GrainStateError, match=error):
+        next(stream(dataset).iterate())
+    assert next(stream(Stateful(records().to_iter_dataset(NO_THREADS), (1, "a"))).iterate())
+
+
+def test_read_options_are_for_a_map_dataset() -> None:
+    dataset = records().batch(4)
+    for options in (None, NO_THREADS, THREADS):
+        assert marks(stream(dataset).iterate(read_options=options)) == marks(dataset)
+    with pytest.raises(ValueError, match=r"read_options are for a grain\.MapDataset"):
+        stream(dataset.to_iter_dataset(THREADS)).iterate(read_options=THREADS)
+    with pytest.raises(TypeError, match="must be a ReadOptions"):
+        stream(dataset).iterate(read_options=3)
+    with pytest.raises(ValueError, match="workers is up to the chain"):
+        stream(dataset).iterate(workers=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"dataset": [1, 2]}, "not a list"),
+        ({"dataset": iter([1])}, "of an iterator or a DataLoader, give the data set"),
+        ({"fingerprint": "abc"}, "by loader.fingerprint"),
+        ({"config": {"a": object()}}, "JSON can hold"),
+        ({"config": {"a": float("inf")}}, "JSON can hold"),
+    ],
+)
+def test_bad_arguments_are_named(arguments: dict[str, Any], error: str) -> None:
+    given = {"dataset": records(), "fingerprint": DATA, **arguments}
+    with pytest.raises(TypeError, match=error):
+        GrainStream(given.pop("dataset"), **given)
+
+
+def test_closed_iterator_says_so() -> None:
+    batches = stream(records().batch(4)).iterate(read_options=THREADS)
+    batches.start_prefetch()
+    next(batches)
+    batches.close()
+    batches.close()
+    with pytest.raises(ValueError, match="this iterator is closed"):
+        next(batches)
+
+
+@dataclasses.dataclass
+class Opaque:
+    value: int
+
+
+def test_ids_and_digests_of_elements() -> None:
+    assert element_ids({"id": np.array([3, 4])}) == [3, 4]
+    assert element_ids({"id": 7}) == [7]
+    assert element_ids({"id": np.array(["a", "b"])}, 1) == ["a"]
+    assert element_ids({"id": ["a", 3]}) == ["a", "3"]
+    assert element_ids({"id": np.array(["a", "b"], object)}) == ["a", "b"]
+    assert element_ids({"id": np.array([0.5])}) is None
+    assert element_ids({"id": b"a"}) is None
+    assert element_ids({"x": 1}) is None
+    assert element_ids((1, 2)) is None
+    x = {"a": np.arange(3), "b": ("text", 1.5)}
+    assert element_digest(x) == element_digest({"b": ("text", 1.5), "a": np.arange(3)})
+    others: list[Any] = [
+        {**x, "a": np.arange(3).astype(np.int32)},
+        {**x, "a": np.arange(3)[None]},
+        {**x, "a": np.array([0, 1, 3])},
+        {**x, "b": ("texu", 1.5)},
+        {**x, "b": ["text", 1.5]},
+        {"c": x["a"], "b": x["b"]},
+    ]
+    digests = {element_digest(other) for other in [x, *others]}
+    assert len(digests) >= len(others)  # a list and a tuple have the same leaves
+    assert element_digest(Opaque(1)) == element_digest(Opaque(2)) != element_digest(1)
+
+
+WORKERS = """
+import json, sys
+import grain
+from absl import flags
+import loader, numpy as np
+from loader.grain_stream import element_digest
+
+def fail_in_first_run(batch):
+    return batch
+
+def chain(workers):
+    dataset = grain.MapDataset.range(40).shuffle(seed=3).map(lambda i: {"id": i, "x": np.full(9, i)}).batch(4)
+    dataset = dataset.to_iter_dataset(grain.ReadOptions(0, 0))
+    return dataset.mp_prefetch(grain.multiprocessing.MultiprocessingOptions(workers, 2))
+
+if __name__ == "__main__":
+    flags.FLAGS.mark_as_parsed()
+    data = loader.Fingerprint.of_revision("1", loader.ArraySource({"x": np.arange(40)}))
+    stream = loader.GrainStream(chain(2), fingerprint=data)
+    batches = stream.iterate()
+    expected, states, aheads = [], [], []
+    for step in range(10):
+        if step in (0, 3, 7):
+            aheads.append(batches.ahead())
+            states.append(json.loads(json.dumps(batches.get_state())))
+        expected.append(next(batches)["id"].tolist())
+    assert next(batches, None) is None
+    batches.close()
+    for state, ahead in zip(states, aheads):
+        batches = stream.iterate(state)
+        assert batches.ahead() == ahead
+        assert [batch["id"].tolist() for batch in batches] == expected[state["step"]:], state
+        batches.close()
+    print(json.dumps([stream.chain.workers, sorted(sum(expected, []))]))
+"""
+
+
+def test_worker_processes_of_grain_go_on_exactly(tmp_path: pathlib.Path) -> None:
+    script = tmp_path / "workers.py"
+    script.write_text(textwrap.dedent(WORKERS), "utf-8")
+    root = pathlib.Path(__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [2, list(range(40))]
