@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from loader import Field
-from loader.sources.arrow import Column, is_binary, is_view, to_ids, to_numpy
+from loader.sources.arrow import Column, in_one, is_binary, is_view, to_ids, to_numpy
 
 
 def where(place: int) -> str:
@@ -286,6 +286,33 @@ def test_a_field_that_the_column_is_may_be_given() -> None:
     block = column.block(array)
     with pytest.raises(ValueError, match=r"row 0: column 'x' has a list of 2 .*, and others of 3"):
         column.pick(block, np.array([0]), where)
+
+
+MANY: Final[list[Any]] = [
+    [b"ab", b"c"],
+    ["ab", "c"],
+    [{"bytes": b"ab", "path": "p"}, {"bytes": b"c", "path": None}],
+    [["a", "b"], ["c", "d"]],
+]
+
+
+@pytest.mark.parametrize("values", MANY, ids=itertools.count())
+def test_more_bytes_than_offsets_can_count_are_put_together(
+    values: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = pa.concat_arrays
+
+    def overflowing(arrays: Any) -> Any:
+        """As it is where there are more than 2 GiB."""
+        if not any(large in str(arrays[0].type) for large in ("large_string", "large_binary")):
+            raise pa.ArrowInvalid("offset overflow while concatenating arrays")
+        return whole(arrays)
+
+    monkeypatch.setattr(pa, "concat_arrays", overflowing)
+    found = in_one([pa.array(values[:1]), pa.array(values[1:])])
+    assert found.to_pylist() == values
+    with pytest.raises(pa.ArrowInvalid):
+        in_one([pa.array([1]), pa.array([2])])
 
 
 @pytest.mark.parametrize(

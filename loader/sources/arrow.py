@@ -6,7 +6,7 @@ the width that their field has; binary values are decoded by a function, or get 
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -161,6 +161,36 @@ def without_views(array: Any) -> Any:
     if pa.types.is_string_view(array.type):
         return array.cast(pa.large_string())
     return array.cast(pa.large_binary()) if pa.types.is_binary_view(array.type) else array
+
+
+def in_one(arrays: Sequence[Any]) -> Any:
+    """Arrow arrays of one type as one array, also where they have more bytes than its offsets can count."""
+    pa = needed("pyarrow", "parquet")
+    if len(arrays) == 1:
+        return arrays[0]
+    try:
+        return pa.concat_arrays(arrays)
+    except pa.ArrowInvalid:
+        kind = _large(arrays[0].type)
+        if kind == arrays[0].type:
+            raise
+        return pa.concat_arrays([array.cast(kind) for array in arrays])
+
+
+def _large(kind: Any) -> Any:
+    """A type with offsets of 64 bits, for 2 GiB of strings or bytes and more."""
+    pa = needed("pyarrow", "parquet")
+    if pa.types.is_string(kind):
+        return pa.large_string()
+    if pa.types.is_binary(kind):
+        return pa.large_binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_large(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.large_list(kind.value_field.with_type(_large(kind.value_type)))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(_large(kind.value_type)), kind.list_size)
+    return kind
 
 
 def to_numpy(name: str, array: Any, field: Field, where: Where) -> npt.NDArray[Any]:

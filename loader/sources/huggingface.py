@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loader.fingerprint import ColumnDigest, Fingerprint, fingerprint
-from loader.sources.arrow import Block, Column, is_view, taken, to_ids, without_views
+from loader.sources.arrow import Block, Column, in_one, is_view, taken, to_ids, without_views
 from loader.sources.arrow_files import ArrowFiles, check_sound, file_at_fault
 from loader.sources.columns import Where, check_fields, chosen_columns
 from loader.sources.decoding import Decode, check_decoders, check_threads, name_of
@@ -315,7 +315,6 @@ class _Chunks:
         """Reads values that NumPy has in another form than Arrow: put together first, converted at once."""
         if not groups:
             return
-        pa = needed("pyarrow", "huggingface")
         # One value is sliced out for a tenth of the cost of taking it.
         found = [
             self._chunk(group.file).slice(int(group.rows[0]), 1)
@@ -324,8 +323,7 @@ class _Chunks:
             for group in groups
         ]
         places = np.concatenate([group.places for group in groups])
-        array = found[0] if len(found) == 1 else pa.concat_arrays(found)
-        made[places] = self.column.read(array, _at(where, places))
+        made[places] = self.column.read(in_one(found), _at(where, places))
 
     def _block(self, number: int) -> Block:
         found = self._blocks.get(number)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loader.parallel import Crew, in_order, usable_cores
-from loader.sources.arrow import Block, Column
+from loader.sources.arrow import Block, Column, in_one
 from loader.sources.extras import needed
 from loader.sources.files import FileRows, FileSet, Group
 
@@ -146,8 +146,7 @@ class RowGroups:
             )
         blocks = {}
         for name, column in self._table.items():
-            chunks = table.column(name).chunks
-            blocks[name] = column.block(chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks))
+            blocks[name] = column.block(in_one(table.column(name).chunks))
         return self._placed(blocks, start, stop) if self._fits else blocks
 
     def _placed(self, blocks: Blocks, start: int, stop: int) -> Blocks:
