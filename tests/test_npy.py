@@ -143,31 +143,6 @@ def test_a_file_that_is_replaced_stays_as_it_was(folder: Path) -> None:
         source.fingerprint()
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="nobody tells of the advice")
-def test_the_system_reads_ahead_where_records_come_in_order_and_only_there(tmp_path: Path) -> None:
-    def advised() -> set[str]:
-        """Names of the mapped files around which nothing is read ahead."""
-        found, name = set(), ""
-        for line in Path("/proc/self/smaps").read_text("utf-8").splitlines():
-            if line.endswith(".npy"):
-                name = Path(line).name
-            elif line.startswith("VmFlags") and name:
-                found |= {name} if "rr" in line.split() else set()
-                name = ""
-        return found
-
-    np.save(tmp_path / "small.npy", np.zeros((3000, 100), np.uint8))
-    np.save(tmp_path / "large.npy", np.zeros((3000, 1 << 17), np.uint8))
-    source = loader.NpySource(tmp_path)
-    assert advised() == set()
-    source.read(np.array([5, 900, 2]))
-    assert advised() == {"small.npy"}
-    source.read(np.array([7]))  # a single one tells nothing
-    assert advised() == {"small.npy"}
-    source.read(np.arange(40, 60))
-    assert advised() == set()
-
-
 def test_moving_the_folder_changes_nothing(folder: Path) -> None:
     source = loader.NpySource(folder)
     before = source.fingerprint()

@@ -20,11 +20,10 @@ from loader.sources.identifiers import ROW, IdRule, Ids, make_ids
 from loader.sources.identity import FileIdentity
 from loader.sources.npy_folder import DESCRIPTION, NpyField, NpyFolder
 from loader.sources.protocol import Field, Verify, check_field
+from loader.sources.read_ahead import ReadAhead
 from loader.sources.unique import scan_ids
 
 _BLOCK_ROWS: Final = 1 << 18
-#: As much as Linux reads around a place in a file that is asked for.
-_READ_AHEAD_BYTES: Final = 128 << 10
 
 
 class NpySource:
@@ -170,26 +169,15 @@ class _Map:
         weakref.finalize(self, os.close, self._fd)
         self._size, self._mtime_ns = files.states[number].size, files.states[number].mtime_ns
         files.check(number, fd=self._fd)
-        self.array, self._memory = _mapped(files, number, field)
-        #: Reading ahead brings a neighbour along, where records are large or come in order.
-        self._advises = self.array[:1].nbytes < _READ_AHEAD_BYTES and hasattr(mmap, "MADV_RANDOM")
-        self._scattered = False
+        self.array, memory = _mapped(files, number, field)
+        self._ahead = ReadAhead(memory, self.array[:1].nbytes)
 
     def check(self, rows: npt.NDArray[np.int64]) -> None:
         """Raises if the file has changed."""
         found = os.fstat(self._fd)
         if found.st_mtime_ns != self._mtime_ns or found.st_size != self._size:
             self._files.check(self._number, int(rows[0]) if len(rows) else None, fd=self._fd)
-        if self._advises:
-            self._advise(rows)
-
-    def _advise(self, rows: npt.NDArray[np.int64]) -> None:
-        """Tells the system whether to read ahead, when that changes: not around records from all over."""
-        count = len(rows)
-        scattered = count > 1 and bool(rows[-1] - rows[0] != count - 1)
-        if scattered is not self._scattered and count > 1:
-            self._scattered = scattered
-            self._memory.madvise(mmap.MADV_RANDOM if scattered else mmap.MADV_NORMAL)
+        self._ahead.advise(rows)
 
 
 class _MappedIds:

@@ -22,6 +22,7 @@ from loader.sources.file_source import FileSource
 from loader.sources.files import Data, FileRows, FileSet
 from loader.sources.numbered import NumberedNames
 from loader.sources.protocol import Field
+from loader.sources.read_ahead import ReadAhead
 from loader.sources.windows import Windows
 
 Rest = Literal["drop", "pad"]
@@ -139,7 +140,9 @@ class TokenSource(FileSource):
         if len(self.files) == 1 and rows.size and not self._pad:  # the least that a batch costs
             self.file_rows.check(rows)
             self.files.check(0, int(rows[0]))
-            found = self._maps[0].windows[self._windows.offsets(rows)]
+            mapped = self._maps[0]
+            mapped.ahead.advise(rows)
+            found = mapped.windows[self._windows.offsets(rows)]
             tokens = found.view(self._dtype).reshape(len(rows), self._width)
             return {"tokens": self._checked(tokens, rows)}
         files, places = self.file_rows.locate(rows)
@@ -147,6 +150,7 @@ class TokenSource(FileSource):
         numbers = files.tolist()
         for number, place in dict(zip(numbers, places.tolist(), strict=True)).items():
             self.files.check(number, place)
+            self._maps[number].ahead.advise(rows)
         lengths = np.minimum(left, self._width)
         tokens = np.zeros((len(rows), self._width), self._dtype)
         each = zip(numbers, starts.tolist(), lengths.tolist(), strict=True)
@@ -186,10 +190,12 @@ class _Map(NamedTuple):
       tokens: dtype[n].
       windows: void[n - width + 1], the bytes of ``width`` tokens from each offset on; empty if there are
         fewer. NumPy gathers them in two thirds of the time that windows with an axis of tokens take.
+      ahead: whether the system reads ahead in the file.
     """
 
     tokens: npt.NDArray[Any]
     windows: npt.NDArray[Any]
+    ahead: ReadAhead
 
 
 class _Maps:
@@ -209,23 +215,26 @@ class _Maps:
         return self._make(number) if kept is None else kept
 
     def _make(self, number: int) -> _Map:
-        tokens = self.tokens(number)
+        memory = self._mapped(number)
+        tokens = np.frombuffer(memory, self._dtype)
         count, width = max(len(tokens) - self._width + 1, 0), self._width * self._dtype.itemsize
         windows: npt.NDArray[Any] = np.ndarray(
             count, np.dtype((np.void, width)), tokens, 0, (self._dtype.itemsize,)
         )
         with self._lock:
-            self._kept[number] = made = _Map(tokens, windows)
+            self._kept[number] = made = _Map(tokens, windows, ReadAhead(memory, width))
             while len(self._kept) > _MAX_MAPS:
                 self._kept.pop(next(iter(self._kept)))
         return made
 
     def tokens(self, number: int) -> npt.NDArray[Any]:
         """A file's tokens, in a map of their own."""
+        return np.frombuffer(self._mapped(number), self._dtype)
+
+    def _mapped(self, number: int) -> mmap.mmap:
         with open(self._files.path(number), "rb") as file:  # noqa: PTH123 (of 10,000 files)
             self._files.check(number, fd=file.fileno())
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return np.frombuffer(mapped, self._dtype)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 class _OffsetIds:
