@@ -166,10 +166,12 @@ class Pipeline:
             influence on what is delivered or on the iterator's state either. They start at the first
             batch, in a second or two, and get a copy of the pipeline as it is then. Of arrays in
             memory one copy is made for all of them, and none of what is mapped from files; other
-            objects, such as lists, and the order of ``"permutation"``, each has for itself. JAX is on
-            the CPU there. Source and transform must be such that they can be pickled; where they
-            come from the program's main module, that needs ``if __name__ == "__main__":``. They
-            cannot be combined with reading threads.
+            objects, such as lists, and the order of ``"permutation"``, each has for itself. Modules are
+            imported anew: what the program has set in them since is not set there, but for JAX's
+            settings of dtypes, precision and random numbers, and JAX is on the CPU. Source and
+            transform must be such that they can be pickled; where they come from the program's main
+            module, that needs ``if __name__ == "__main__":``. Workers cannot be combined with reading
+            threads.
           device: a `jax.Device`, or a `jax.sharding.Sharding` that splits the batch axis; fields
             that JAX has a dtype for are delivered as `jax.Array` there (``id`` never is: its 64
             bits would be cut). A thread reads the next batch and begins its transfer while one is

@@ -19,6 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, Final, NamedTuple, NoReturn, Protocol
 
+import jax
+
 from loader.batching import Batch, Position
 from loader.memory import BatchMemory, Described
 from loader.parcel import unpack
@@ -26,8 +28,23 @@ from loader.processes import Shard
 
 #: A record that was masked: its ID, its row, and why.
 Masked = tuple[int | str, int, str]
-#: Signals that end a program, which comes to its workers with the program's own end.
-ENDING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: Signals that may be sent to all processes of a program, and that are for the program to act on.
+PROGRAM_SIGNALS: Final = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+#: Settings of JAX that decide what its functions return.
+_JAX_SETTINGS: Final = (
+    "jax_enable_x64",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+)
 #: The number of an answer that says why a worker cannot start.
 NOT_STARTED: Final = -1
 _here: Final = threading.Event()
@@ -39,6 +56,7 @@ class Task(NamedTuple):
     Attributes:
       main: how the program's main module is imported, where the stream needs it; else empty.
       argv: the program's arguments.
+      jax_settings: as `jax_settings` gives them.
       parcel: the descriptor of a `Parcel` of the stream.
       sizes: those of the parcel.
       shard: which share of each batch is read.
@@ -47,6 +65,7 @@ class Task(NamedTuple):
 
     main: Mapping[str, str]
     argv: Sequence[str]
+    jax_settings: Mapping[str, Any]
     parcel: int
     sizes: Sequence[int]
     shard: Shard
@@ -111,10 +130,10 @@ def run(descriptor: int) -> NoReturn:
     """All that a worker process does."""
     _here.set()
     for number in (
-        ENDING_SIGNALS
+        PROGRAM_SIGNALS
     ):  # a handler of our own, which programs started by a transform do not inherit
         signal.signal(number, lambda *_: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)  # as the parent had them blocked
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PROGRAM_SIGNALS)  # as the parent had them blocked
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # nothing is flushed when a worker ends
     connection = Connection(descriptor)
@@ -126,6 +145,11 @@ def run(descriptor: int) -> NoReturn:
     except BaseException:  # noqa: BLE001 (none that a user can cause)
         traceback.print_exc()
         os._exit(1)
+
+
+def jax_settings() -> dict[str, Any]:
+    """What JAX is set to here, by name, where that decides what its functions return."""
+    return {name: getattr(jax.config, name) for name in _JAX_SETTINGS if hasattr(jax.config, name)}
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -155,6 +179,8 @@ def _end_with_parent(descriptor: int) -> None:
 def _work(connection: "Connection[Any, Any]") -> NoReturn:
     task: Task = connection.recv()
     try:
+        for name, value in task.jax_settings.items():
+            jax.config.update(name, value)
         multiprocessing.spawn.prepare({"sys_argv": task.argv, **task.main})
         stream: Stream = unpack(task.parcel, task.sizes)
         os.close(task.parcel)

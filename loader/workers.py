@@ -30,8 +30,8 @@ from loader.memory import BatchMemory, new_memory
 from loader.parcel import Parcel, check_sendable, main_module
 from loader.processes import Shard
 from loader.worker_process import (
-    ENDING_SIGNALS,
     NOT_STARTED,
+    PROGRAM_SIGNALS,
     Answer,
     Failure,
     Masked,
@@ -39,6 +39,7 @@ from loader.worker_process import (
     Stream,
     Task,
     is_worker_process,
+    jax_settings,
 )
 
 #: Batches that each worker has been asked for: one that it reads, and one that it has read.
@@ -154,7 +155,7 @@ class Workers:
             self._next_number += 1
             self._next_position = grid.after(asked.position)
             request = Request(*asked, self._memory_of(asked.number), self._asked[0].number)
-            self._workers[asked.number % len(self._workers)].ask(request)
+            self._workers[asked.number % len(self._workers)].send(request)
 
     def kill(self) -> None:
         """Kills the processes, which ends a `read` in another thread too."""
@@ -190,17 +191,14 @@ class _Worker:
             undo.callback(self.process.kill)
             main = main_module() if parcel.needs_main else {}
             self._main: Final = next(iter(main.values()), "")
-            task = Task(main, sys.argv, parcel.memory, parcel.sizes, shard, memories)
-            with contextlib.suppress(
-                OSError
-            ):  # it is gone already, which shows when it is waited for
-                self.connection.send(task)
+            sizes, settings = parcel.sizes, jax_settings()
+            self.send(Task(main, sys.argv, settings, parcel.memory, sizes, shard, memories))
             undo.pop_all()
 
-    def ask(self, request: Request) -> None:
-        """Asks for a batch."""
-        with contextlib.suppress(OSError):  # it is gone, which shows when its turn comes
-            self.connection.send(request)
+    def send(self, message: Task | Request) -> None:
+        """Sends it something. If it is gone, that shows when its answer is waited for."""
+        with contextlib.suppress(OSError):
+            self.connection.send(message)
 
     def answer(self, asked: Asked) -> Answer:
         """Waits for what comes of a request; answers to earlier ones are passed over.
@@ -226,7 +224,9 @@ class _Worker:
         for memory in self.memories:
             memory.close()
         if owned:
-            self.process.wait()
+            # Longer than that, it is the system that does not come back to it.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_END_SECONDS)
 
     def _wait_for_message(self) -> None:
         ended = False
@@ -274,7 +274,7 @@ def _started(passed: Sequence[int]) -> "subprocess.Popen[bytes]":
     command = multiprocessing.spawn.get_command_line()
     interpreter = command[: command.index("-c")]
     # A signal to all processes of the program, such as from Ctrl-C, is for the program to act on.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, PROGRAM_SIGNALS)
     try:
         return subprocess.Popen(  # noqa: S603 (Python itself)
             [

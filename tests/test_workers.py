@@ -8,6 +8,7 @@ import logging
 import os
 import pathlib
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -300,6 +302,21 @@ def test_workers_start_no_backend_of_jax_and_are_told_so_alone(telling: BatchIte
     batch = next(telling)
     assert batch["cpu"].all()
     assert not batch["backends"].any()
+
+
+def by_jax(batch: Batch) -> Batch:
+    """A transform whose dtype depends on how JAX is set."""
+    return {**batch, "third": jnp.asarray(batch["x"], jnp.float64) / jnp.float64(3)}
+
+
+def test_transforms_find_jax_as_the_program_has_set_it() -> None:
+    with jax.enable_x64(True):
+        pipeline = a_pipeline(by_jax)
+        batches = pipeline.iterate(workers=1)
+        batch = next(batches)
+        assert batch["third"].dtype == np.float64
+        assert_same(batch, pipeline[0])
+        batches.close()
 
 
 def test_environment_of_the_program_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -652,15 +669,22 @@ def test_close_does_not_wait_for_what_is_under_way() -> None:
 
 
 @linux
-def test_workers_use_no_memory_with_a_name() -> None:
+def test_workers_share_large_arrays_and_use_no_memory_with_a_name() -> None:
+    source = ArraySource({"x": np.ones((1 << 16, 100), np.uint8)})
     before = children()
-    batches = a_pipeline(summed).iterate(workers=1)
-    next(batches)
-    (worker,) = children() - before
-    for pid in (os.getpid(), worker):
+    batches = Pipeline(source, PipelineConfig(1 << 12, 17, "pad")).iterate(workers=2)
+    for _ in range(4):
+        assert next(batches)["x"].all()
+    workers = children() - before
+    assert len(workers) == 2
+    for pid in (os.getpid(), *workers):
         maps = pathlib.Path(f"/proc/{pid}/maps").read_text()
         assert "/memfd:regrain-batch (deleted)" in maps
         assert "/dev/shm" not in maps
+    for pid in workers:
+        _, shared = pathlib.Path(f"/proc/{pid}/smaps").read_text().split("/memfd:regrain-parcel")
+        assert int(re.findall(r"^Size: +(\d+) kB", shared, re.MULTILINE)[0]) > 6400
+        assert int(re.findall(r"^Anonymous: +(\d+) kB", shared, re.MULTILINE)[0]) == 0, "its own"
     batches.close()
 
 
@@ -793,16 +817,18 @@ def test_program_that_ends_without_closing_leaves_no_worker(
 
 
 @linux
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 138)]
+)
 def test_signal_to_all_processes_lets_a_run_save_and_end(
     tmp_path: pathlib.Path, number: signal.Signals, code: int
 ) -> None:
     text = """
-        import checkpointing
+        import checkpointing, signal
         pipeline = loader.Pipeline(SOURCE, CONFIG)
         with (
             checkpointing.Checkpoints("run", pipeline, 10**9, 1) as checkpoints,
-            checkpoints.stop_on_signals(),
+            checkpoints.stop_on_signals([signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]),
         ):
             run = checkpoints.resume({"w": np.zeros(2)}, workers=2)
             for batch in run.batches:
