@@ -29,7 +29,7 @@ _TRANSPARENT: Final = frozenset(
 )
 #: One of them stands for each worker of `mp_prefetch` or `multithread_prefetch`.
 _WORKERS: Final = frozenset({"ProcessPrefetchIterDataset", "_MpContextIterDataset"})
-#: Attributes that are about speed, or about other chains of the same data sets.
+#: Attributes that are about speed, about other chains of the same data sets, or told elsewhere.
 _NO_SETTINGS: Final = frozenset(
     {
         "buffer_size",
@@ -38,6 +38,7 @@ _NO_SETTINGS: Final = frozenset(
         "make_iter_buffer_size",
         "num_make_iter_threads",
         "options",
+        "parent_length",
         "parents",
         "prefetch_buffer_size",
         "read_options",
