@@ -166,6 +166,7 @@ def test_rows_are_found_by_their_ids(root: Path) -> None:
     others = ["shard-0.bin:1", "shard-0.bin:00", "shard-0.bin:12", "shard-9.bin:0", "x", "a:b"]
     others += ["shard-0.bin:-3", "shard-0.bin:", f"shard-0.bin:{10**30}", "shard-1.bin:6"]
     assert source.rows_of(np.array(others)).tolist() == [-1] * len(others)
+    assert source.rows_of(np.array([0, 3])).tolist() == [-1, -1]  # which are IDs of another kind
 
 
 def test_ids_may_be_row_numbers(root: Path) -> None:
@@ -174,6 +175,7 @@ def test_ids_may_be_row_numbers(root: Path) -> None:
     assert ids.tolist() == [4, 0]
     assert ids.dtype == np.int64
     assert source.rows_of(np.array([4, 5, -1])).tolist() == [4, -1, -1]
+    assert source.rows_of(np.array(["4", "shard-0.bin:0"])).tolist() == [-1, -1]
 
 
 def test_a_name_with_a_colon_makes_no_id_twice(tmp_path: Path) -> None:

@@ -167,7 +167,9 @@ class TokenSource(FileSource):
         """Rows ``int64[k]`` of ``ids: str[k]`` or ``int64[k]``; -1 where no window has the ID."""
         if isinstance(self._ids, _OffsetIds):
             return self._ids.rows_of(ids)
-        return np.where((ids >= 0) & (ids < len(self)), ids, -1)
+        if ids.dtype.kind not in "iu":
+            return np.full(ids.shape, -1, np.int64)
+        return np.where((ids >= 0) & (ids < len(self)), ids, -1).astype(np.int64)
 
     def _checked(self, tokens: npt.NDArray[Any], rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """The tokens of some rows as a batch holds them, if all are in the vocabulary."""
@@ -258,8 +260,8 @@ class _OffsetIds:
     def rows_of(self, ids: npt.NDArray[Any], /) -> npt.NDArray[np.int64]:
         return np.array([self._row_of(one) for one in ids.tolist()], np.int64)
 
-    def _row_of(self, one: str) -> int:
-        parts = _OFFSET_ID.fullmatch(one)
+    def _row_of(self, one: Any) -> int:
+        parts = _OFFSET_ID.fullmatch(one) if isinstance(one, str) else None
         number = self._numbers.get(parts[1]) if parts else None
         return -1 if parts is None or number is None else self._windows.row(number, int(parts[2]))
 
