@@ -115,7 +115,7 @@ def compare_batches(
 
     Args:
       where: which batch, for messages.
-      reference: of the uninterrupted run: arrays with a leading batch axis, ``id`` among them.
+      reference: of the uninterrupted run: arrays with a leading batch axis, ``id`` usually among them.
       drilled: of the resumed run.
 
     Returns:
@@ -124,7 +124,7 @@ def compare_batches(
     """
     names = dict.fromkeys(["id", "mask", *reference, *drilled])
     pairs = ((name, reference.get(name), drilled.get(name)) for name in names)
-    ids = np.asarray(reference["id"])
+    ids = np.asarray(reference["id"]) if "id" in reference else None
     found = (_diff_field(name, where, ids, a, b) for name, a, b in pairs)
     return [difference for difference in found if difference is not None]
 
@@ -139,6 +139,11 @@ def compare_checkpoints(
     places = [
         ("position", one.position, other.position),
         ("next IDs", _ids(one.next_ids), _ids(other.next_ids)),
+        *(
+            [("next element", one.grain.digest, other.grain.digest)]
+            if one.grain and other.grain
+            else []
+        ),
     ]
     differences = [
         RunDifference("checkpoint", f"{what}, {name}", str(a), str(b))
@@ -173,7 +178,7 @@ def _diff_deliveries(where: str, reference: Delivery, drilled: Delivery) -> Iter
 
 
 def _diff_field(
-    name: str, where: str, ids: npt.NDArray[Any], reference: Any, drilled: Any
+    name: str, where: str, ids: npt.NDArray[Any] | None, reference: Any, drilled: Any
 ) -> RunDifference | None:
     a, b = (None if value is None else np.asarray(value) for value in (reference, drilled))
     if a is None or b is None or a.shape != b.shape or a.dtype.kind != b.dtype.kind:
@@ -198,9 +203,11 @@ def _diff_field(
             f"[{place}] of the record, {count:,} of whose {a[slot].size:,} elements differ; {note}"
         )
     before, after = (repr(array[slot].reshape(-1)[element].item()) for array in (a, b))
-    return RunDifference(
-        name, f"{where}, slot {slot}, ID {ids[slot].item()!r}", before, after, note
-    )
+    if ids is not None and slot < len(ids):
+        slot_and_id = f"slot {slot}, ID {ids[slot].item()!r}"
+    else:
+        slot_and_id = f"slot {slot}"
+    return RunDifference(name, f"{where}, {slot_and_id}", before, after, note)
 
 
 def _kind(array: npt.NDArray[Any] | None) -> str:

@@ -6,10 +6,11 @@
         testing.assert_resumes_exactly(make_pipeline, tmp_path)
 
 They raise AssertionError with the first difference (step, slot, ID, field), and need no test framework.
-Each takes a `Pipeline` or a `Mixture`, or better a function that makes it: called anew for each run, as
+Each takes a `Pipeline` or a `Mixture`, the first also a `GrainStream`, or better a function that makes it: called anew for each run, as
 each process would make it, it shows what a pipeline keeps to itself from one run to the next.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import pathlib
@@ -19,14 +20,18 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
+import jax
 import numpy as np
 
 from checkpointing.checkpoints import Checkpoints, load
 from checkpointing.comparison import RunDifference, compare_batches, compare_checkpoints
 from checkpointing.errors import CheckpointMismatchError
+from checkpointing.manifest import Stream
+from checkpointing.train_state import pointer
 from loader import (
     AuditReport,
     Device,
+    GrainStream,
     Mixture,
     MixtureReport,
     Pipeline,
@@ -39,7 +44,6 @@ from loader import (
 
 __all__ = ["assert_covers_epoch", "assert_deterministic", "assert_resumes_exactly"]
 
-Stream: TypeAlias = Pipeline | Mixture
 MakesStream: TypeAlias = Stream | Callable[[], Stream]
 
 _STOPS: Final = 2
@@ -72,7 +76,7 @@ def assert_resumes_exactly(
     """Trains once without a stop and once with some, through `Checkpoints`, and compares the two.
 
     Each batch is compared bit for bit, and at each stop the position, the next IDs and the train state.
-    This takes twice ``steps`` batches, those of one run held in memory, and identifies the data two times
+    This takes twice ``steps`` batches (of a `GrainStream` three times, the first to see how many there are), those of one run held in memory, and identifies the data two times
     more than there are stops: large data should be known by ``cache=True`` or `Fingerprint.of_revision`.
     It is for one JAX process.
 
@@ -154,7 +158,7 @@ def assert_deterministic(
       RecordReadError: the first time that a step is made.
     """
     __tracebackhide__ = True
-    made = _made(stream)
+    made = _own(_made(stream))
     parts: Mapping[str, Pipeline] = made.parts if isinstance(made, Mixture) else {"": made}
     for name, pipeline in parts.items():
         sizes = batch_sizes
@@ -206,7 +210,7 @@ def assert_covers_epoch(
       TypeError, ValueError: a bad argument.
     """
     __tracebackhide__ = True
-    made = _made(stream)
+    made = _own(_made(stream))
     report: AuditReport | MixtureReport
     if batches is not None and ids_only:
         raise ValueError("ids_only asks the pipeline, which is not asked where batches are given")
@@ -326,16 +330,29 @@ def _why_not(check: str) -> str:
 
 
 def _made(stream: MakesStream) -> Stream:
-    made = stream if isinstance(stream, Pipeline | Mixture) or not callable(stream) else stream()
-    if not isinstance(made, Pipeline | Mixture):
+    kinds = Pipeline | Mixture | GrainStream
+    made = stream if isinstance(stream, kinds) or not callable(stream) else stream()
+    if not isinstance(made, kinds):
         raise TypeError(
-            "give a loader.Pipeline, a loader.Mixture, or a function without arguments that makes one, "
-            f"not {made!r:.80}"
+            "give a loader.Pipeline, a loader.Mixture, a loader.GrainStream, or a function without arguments "
+            f"that makes one, not {made!r:.80}"
         )
     return made
 
 
+def _own(stream: Stream) -> Pipeline | Mixture:
+    if isinstance(stream, GrainStream):
+        raise TypeError(
+            "the order of a GrainStream is Grain's, and cannot be derived or made again step by step: "
+            "assert_resumes_exactly is what there is for it"
+        )
+    return stream
+
+
 def _steps(stream: Stream, steps: int) -> int:
+    if isinstance(stream, GrainStream):
+        with contextlib.closing(stream.iterate()) as batches:
+            return sum(1 for _ in itertools.islice(batches, steps))
     there = stream.grid.num_steps
     return steps if there is None else min(steps, there)
 
@@ -361,9 +378,15 @@ def _batches_of(pipeline: Pipeline, epoch: int) -> int:
     return per_epoch - skipped + (epoch + 1 == config.num_epochs)
 
 
-def _kept(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy: a training step may write into a batch, or donate it."""
-    return {name: np.array(value) for name, value in batch.items()}
+def _kept(batch: Any) -> dict[str, Any]:
+    """A copy, by the names of its leaves: a training step may write into a batch, or donate it."""
+    kept = {}
+    for keys, leaf in jax.tree_util.tree_flatten_with_path(batch)[0]:
+        array = np.atleast_1d(np.array(leaf))
+        if array.dtype.hasobject:  # of which no more can be compared
+            array = np.array([str(leaf) if isinstance(leaf, str) else type(leaf).__qualname__])
+        kept[pointer(keys)[1:] or "element"] = array
+    return kept
 
 
 def _nothing_seen() -> dict[str, Any]:

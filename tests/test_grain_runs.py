@@ -5,8 +5,11 @@ import dataclasses
 import itertools
 import json
 import logging
+import os
 import pathlib
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +20,7 @@ import pytest
 
 import checkpointing
 import loader
-from checkpointing import CheckpointMismatchError, Checkpoints, Manifest
+from checkpointing import CheckpointMismatchError, Checkpoints, Manifest, testing
 from checkpointing.manifest import seal
 from loader import ArraySource, Fingerprint, GrainStream
 from loader.grain_stream import element_digest
@@ -411,3 +414,81 @@ def test_identity_is_that_of_each_stream(tmp_path: pathlib.Path) -> None:
     assert given.fingerprint(verify="full") == data()
     assert dataclasses.asdict(given.chain)["workers"] == 0
     assert repr(given).startswith("GrainStream(RangeMapDataset > ShuffleMapDataset")
+
+
+@pytest.mark.parametrize("name", [None, "no IDs", "packing", "random_map behind", "records"])
+def test_assertion_for_test_suites_passes_what_resumes(
+    tmp_path: pathlib.Path, name: str | None
+) -> None:
+    make = chains()[name] if name else chain
+    testing.assert_resumes_exactly(lambda: stream(make()), tmp_path, steps=8)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_assertion_finds_a_counter_in_a_function(tmp_path: pathlib.Path, plain: bool) -> None:
+    def make() -> GrainStream:
+        calls = itertools.count()
+
+        def counted(element: Any) -> Any:
+            x = element["x"] + next(calls)
+            return x if plain else {**element, "x": x}
+
+        return stream(
+            grain.MapDataset.range(40).map(record).map(counted).batch(4).to_iter_dataset(NO_THREADS)
+        )
+
+    text = "next_element" if plain else r"step \d, slot 0, ID \d+: 'x'"
+    with pytest.raises(AssertionError, match=text):
+        testing.assert_resumes_exactly(make, tmp_path, steps=8)
+
+
+def test_assertions_that_derive_the_order_refuse_a_chain() -> None:
+    checks: list[Any] = [testing.assert_deterministic, testing.assert_covers_epoch]
+    for check in checks:
+        with pytest.raises(TypeError, match="the order of a GrainStream is Grain's"):
+            check(stream)
+
+
+#: Waits for each save, so that there is time for a kill.
+SCRIPT = """
+import sys
+import grain, numpy as np
+import checkpointing, loader
+
+run_dir, kind = sys.argv[1:]
+dataset = grain.MapDataset.range(70).seed(5).shuffle()
+dataset = dataset.map(lambda i: {"id": i, "x": np.float64(i)} if kind == "ids" else np.float64(i))
+dataset = dataset.repeat(2).to_iter_dataset(grain.ReadOptions(1, 2)).batch(4)
+data = loader.Fingerprint.of_revision("1", loader.ArraySource({"x": np.arange(70)}))
+state = {"w": np.zeros(3)}
+with checkpointing.Checkpoints(run_dir, loader.GrainStream(dataset, fingerprint=data), 2, 3) as checkpoints:
+    run = checkpoints.resume(state)
+    state = run.train_state
+    for batch in run.batches:
+        x = batch["x"] if kind == "ids" else batch
+        state = {"w": 0.9 * state["w"] + x[:3]}
+        checkpoints.save(run.batches, state)
+        checkpoints.wait()
+"""
+
+
+@pytest.mark.parametrize("kind", ["ids", "digests"])
+def test_drill_of_a_script_on_a_chain_finds_no_difference(
+    tmp_path: pathlib.Path, kind: str
+) -> None:
+    script = tmp_path / "theirs.py"
+    script.write_text(SCRIPT, "utf-8")
+    root = pathlib.Path(__file__).parent.parent
+    drill = [sys.executable, str(root / "scripts" / "resume_drill.py"), "--kills", "2"]
+    command = ["--out", str(tmp_path / "out"), "--", sys.executable, str(script), "{run_dir}", kind]
+    done = subprocess.run(
+        [*drill, *command],
+        env=os.environ | {"PYTHONPATH": str(root), "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "out" / "report.json").read_text("utf-8"))
+    assert (report["same"], report["num_steps"], len(report["kills"])) == (True, 35, 2)

@@ -394,18 +394,27 @@ def test_ids_and_digests_of_elements() -> None:
 
 
 WORKERS = """
-import json, sys
+import json, os, sys
 import grain
 from absl import flags
 import loader, numpy as np
 from loader.grain_stream import element_digest
 
-def fail_in_first_run(batch):
-    return batch
+class FailsOnce:
+    # Fails for one batch, in whichever process, as long as a file is there.
 
-def chain(workers):
+    def __init__(self, path):
+        self.path = path
+
+    def __call__(self, batch):
+        if 17 in batch["id"] and os.path.exists(self.path):
+            os.unlink(self.path)
+            raise ValueError("no record 17")
+        return batch
+
+def chain(workers, path="none"):
     dataset = grain.MapDataset.range(40).shuffle(seed=3).map(lambda i: {"id": i, "x": np.full(9, i)}).batch(4)
-    dataset = dataset.to_iter_dataset(grain.ReadOptions(0, 0))
+    dataset = dataset.to_iter_dataset(grain.ReadOptions(0, 0)).map(FailsOnce(path))
     return dataset.mp_prefetch(grain.multiprocessing.MultiprocessingOptions(workers, 2))
 
 if __name__ == "__main__":
@@ -426,6 +435,16 @@ if __name__ == "__main__":
         assert batches.ahead() == ahead
         assert [batch["id"].tolist() for batch in batches] == expected[state["step"]:], state
         batches.close()
+    open(sys.argv[1], "w").close()
+    batches = loader.GrainStream(chain(2, sys.argv[1]), fingerprint=data).iterate()
+    found, errors = [], []
+    while len(found) < 10:
+        try:
+            found.append(next(batches)["id"].tolist())
+        except ValueError as error:
+            errors.append(str(error))
+    batches.close()
+    assert (found, errors) == (expected, ["no record 17"]), (found, errors)
     print(json.dumps([stream.chain.workers, sorted(sum(expected, []))]))
 """
 
@@ -435,7 +454,7 @@ def test_worker_processes_of_grain_go_on_exactly(tmp_path: pathlib.Path) -> None
     script.write_text(textwrap.dedent(WORKERS), "utf-8")
     root = pathlib.Path(__file__).parent.parent
     done = subprocess.run(
-        [sys.executable, str(script)],
+        [sys.executable, str(script), str(tmp_path / "fail")],
         cwd=root,
         env={**os.environ, "PYTHONPATH": str(root)},
         capture_output=True,
