@@ -2,6 +2,7 @@
 
 import io
 import struct
+import warnings
 import zlib
 from typing import Any, Final
 
@@ -103,6 +104,34 @@ BAD_BYTES: Final[list[tuple[bytes, str]]] = [
 def test_bytes_that_are_no_image_are_described(data: bytes, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         decode_image(data)
+
+
+@pytest.mark.filterwarnings("ignore:Image size:PIL.Image.DecompressionBombWarning")
+def test_an_image_that_pillow_warns_of_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 34)
+    with pytest.raises(ValueError, match=r"it has 35 pixels, and .* allows 34"):
+        decode_image(PNG)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 35)
+    np.testing.assert_array_equal(decode_image(PNG), RGB)
+
+
+def test_the_filters_of_warnings_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are of all threads: whoever sets them for a while may leave others with them."""
+    opened, before, seen = Image.open, list(warnings.filters), []
+
+    def look(file: Any) -> Any:
+        seen.append(list(warnings.filters))
+        return opened(file)
+
+    monkeypatch.setattr(Image, "open", look)
+    decode_image(PNG)
+    assert seen == [before]
+
+
+def test_of_several_pictures_the_first_is_decoded() -> None:
+    more = [Image.fromarray(255 - RGB), Image.fromarray(RGB // 2)]
+    data = file_of(RGB, "TIFF", save_all=True, append_images=more)
+    np.testing.assert_array_equal(decode_image(data), RGB)
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (5, 7, 2), (5, 7, "RGB"), 3, "abcd"])

@@ -1,7 +1,6 @@
 """Images as arrays, decoded with Pillow."""
 
 import io
-import warnings
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -32,8 +31,8 @@ def decode_image(data: bytes, shape: Sequence[int | None] | None = None) -> npt.
 
         decode={"image": functools.partial(loader.decode_image, shape=(28, 28, 1))}
 
-    Pixels stand as they are stored: a camera's remark on how to turn the picture is left alone. What a
-    JPEG decodes to may differ in the last bit from one version of Pillow to another.
+    Pixels stand as they are stored: a camera's remark on how to turn the picture is left alone. Of several
+    pictures in a file, such as those of an animation, it is the first. What a JPEG decodes to may differ in the last bit from one version of Pillow to another.
 
     Args:
       data: a file of any format that Pillow reads: PNG, JPEG, WebP, and more.
@@ -51,10 +50,9 @@ def decode_image(data: bytes, shape: Sequence[int | None] | None = None) -> npt.
     if not isinstance(data, bytes | bytearray | memoryview):
         raise TypeError(f"an image is decoded from bytes, not from {type(data).__name__}")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", module.DecompressionBombWarning)
-            with module.open(io.BytesIO(data)) as image:
-                found = _pixels(image, channels)
+        with module.open(io.BytesIO(data)) as image:
+            _check_size(image, module.MAX_IMAGE_PIXELS)
+            found = _pixels(image, channels)
     except (
         OSError,
         ValueError,
@@ -71,6 +69,14 @@ def decode_image(data: bytes, shape: Sequence[int | None] | None = None) -> npt.
             "of yours that calls decode_image"
         )
     return found
+
+
+def _check_size(image: Any, most: int | None) -> None:
+    """Raises where Pillow only warns: filters of warnings are of all threads, and cannot be set here."""
+    if most is not None and image.width * image.height > most:
+        raise ValueError(
+            f"it has {image.width * image.height} pixels, and PIL.Image.MAX_IMAGE_PIXELS allows {most}"
+        )
 
 
 def _pixels(image: Any, channels: int | None) -> npt.NDArray[np.uint8]:
