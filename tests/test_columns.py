@@ -125,6 +125,9 @@ def test_a_wrong_value_is_named() -> None:
     with pytest.raises(ValueError, match=r"file f, row 1: the record has no 'x'; it has y"):
         gathered("x", BYTE, [records[0], {"y": 1}], where)
     assert checked("x", BYTE, records[0]["x"], where, 0) is records[0]["x"]
+    for text, dtype in (("a\0", "U3"), (b"a\0", "S3")):
+        with pytest.raises(ValueError, match="file f, row 1: field 'x' ends with a zero"):
+            gathered("x", Field(np.dtype(dtype)), [{"x": text[:1]}, {"x": text}], where)
 
 
 def test_entries_that_are_ids_keep_all_they_have() -> None:

@@ -105,6 +105,8 @@ BAD_RECORDS: Final[list[tuple[Any, str]]] = [
     ({"x": np.array([None])}, "'x' has dtype object"),
     ({"x": np.zeros(2, [("a", "i4")])}, "'x' has dtype .*which cannot be encoded"),
     ({"x": np.array("a", np.dtypes.StringDType())}, "'x' has dtype StringDType"),
+    ({"x": np.ma.masked_array([1, 2], [True, False])}, "'x' is a masked array"),
+    ({"x": np.ma.masked}, "'x' is a masked array"),
 ]
 
 
@@ -112,6 +114,12 @@ BAD_RECORDS: Final[list[tuple[Any, str]]] = [
 def test_what_has_no_bytes_of_its_own_is_refused(record: Any, named: str) -> None:
     with pytest.raises(TypeError, match=named):
         encode_record(record)
+
+
+def test_a_zero_at_the_end_of_a_string_is_not_dropped() -> None:
+    with pytest.raises(ValueError, match="'x' is a string that ends with a zero"):
+        encode_record({"x": "a\0"})
+    assert decode_record(encode_record({"x": b"a\0", "y": "a\0b"})) == {"x": b"a\0", "y": "a\0b"}
 
 
 def test_a_header_that_is_too_long_is_refused() -> None:

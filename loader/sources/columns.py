@@ -93,10 +93,16 @@ def checked(name: str, field: Field, value: Any, where: Where, place: int) -> np
     """A value of a field, as an array; a string may be narrower than the field.
 
     Raises:
-      ValueError: it has another dtype or shape than the field, or a mask; names file and row.
+      ValueError: it has another dtype or shape than the field, a mask, or a zero at a string's end; names
+        file and row.
     """
     if isinstance(value, np.ma.MaskedArray):
         raise ValueError(f"{where(place)}: {_masked(f'field {name!r}')}")
+    if isinstance(value, str | bytes) and value[-1:] in {"\0", b"\0"}:
+        raise ValueError(
+            f"{where(place)}: field {name!r} ends with a zero, which NumPy's strings cannot keep; encode it, "
+            "as an array of numbers"
+        )
     array = np.asarray(value)
     dtype = array.dtype
     if array.shape == field.shape and (

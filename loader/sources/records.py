@@ -85,7 +85,7 @@ def encode_record(record: Mapping[str, npt.ArrayLike | bytes]) -> bytes:
 
     Raises:
       TypeError, ValueError: no field, a name that is no string, a dtype that has no bytes of its own
-        (objects) or no short name (structured ones).
+        (objects) or no short name (structured ones), a mask or a string's last zero, which would be lost.
     """
     if not isinstance(record, Mapping) or not record:
         raise TypeError(f"a record must map names to arrays, not be {record!r:.80}")
@@ -98,6 +98,7 @@ def encode_record(record: Mapping[str, npt.ArrayLike | bytes]) -> bytes:
             header[name] = (_BYTES, [len(value)])
             parts.append(bytes(value))
         else:
+            _check_kept(name, value)
             array = np.asarray(value)
             header[name] = (_text_of(name, array.dtype), list(array.shape))
             parts.append(array.tobytes())
@@ -163,6 +164,17 @@ def fields_of(layout: Layout) -> dict[str, Field]:
         for name, (dtype, shape) in layout.fields.items()
         if dtype is not None
     }
+
+
+def _check_kept(name: str, value: Any) -> None:
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(
+            f"field {name!r} is a masked array, and its mask would be lost; fill it first"
+        )
+    if isinstance(value, str) and value.endswith("\0"):
+        raise ValueError(
+            f"field {name!r} is a string that ends with a zero, which NumPy would drop; give its bytes"
+        )
 
 
 def _text_of(name: str, dtype: np.dtype[Any]) -> str:
