@@ -44,7 +44,7 @@ Rows = npt.NDArray[np.int64]
 ROOT: Final = pathlib.Path(__file__).resolve().parent.parent
 PROC: Final = pathlib.Path("/proc/self")
 N: Final = 23
-PATIENCE_SECONDS: Final = 60.0
+PATIENCE_SECONDS: Final = 120.0
 
 linux = pytest.mark.skipif(not PROC.exists(), reason="counts by /proc")
 
@@ -533,9 +533,9 @@ def test_worker_killed_at_its_work_is_told_of(device: Any) -> None:
     before = children()
     batches = pipeline.iterate(workers=2, device=device and jax.devices("cpu")[0])
     batches.start_prefetch()
-    (working,) = {int(pid) for pid in children() - before} - {min(children() - before)}
     next(batches)
-    os.kill(working, signal.SIGKILL)
+    assert batches._workers is not None
+    os.kill(batches._workers._workers[1].process.pid, signal.SIGKILL)  # it has the second one
     with pytest.raises(WorkerDiedError, match=r"killed by SIGKILL before .* offset 4, step 1"):
         next(batches)
     assert children() == before
