@@ -170,7 +170,7 @@ def _add(dataset: Any, links: list[dict[str, Any]], numbers: dict[int, int]) -> 
 
 def _children(dataset: Any) -> tuple[list[Any], int]:
     """What a data set reads from, of several workers one; and how many workers they are."""
-    children = list(dataset.parents)
+    children = list(getattr(dataset, "parents", ()))  # a user's class may not have called Grain's
     interleaved = vars(dataset).get("_datasets")
     if interleaved is None:
         return children, 0

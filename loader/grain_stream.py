@@ -99,6 +99,7 @@ class GrainStream:
         self.dataset = dataset
         self._fingerprint = fingerprint
         try:
+            _check_keys(dict(config or {}))
             self.config: dict[str, Any] = json.loads(
                 json.dumps(dict(config or {}), allow_nan=False)
             )

@@ -214,6 +214,24 @@ def test_a_chain_survives_json_and_is_bounded() -> None:
     }
 
 
+class Alone(grain.MapDataset[Any]):
+    """A data set of a user's who has forgotten Grain's own set-up, which Grain forgives."""
+
+    def __init__(self) -> None:
+        pass
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: Any) -> Any:
+        return index
+
+
+def test_a_data_set_without_grains_set_up_is_described() -> None:
+    (link,) = chain(Alone()).links
+    assert link == {"class": "Alone", "from": [], "settings": {"length": 3}}
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

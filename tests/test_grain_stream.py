@@ -344,6 +344,7 @@ def test_read_options_are_for_a_map_dataset() -> None:
         ({"dataset": iter([1])}, "of an iterator or a DataLoader, give the data set"),
         ({"fingerprint": "abc"}, "by loader.fingerprint"),
         ({"config": {"a": object()}}, "JSON can hold"),
+        ({"config": {"a": {1: 2}}}, "it would make a text of the key 1"),
         ({"config": {"a": float("inf")}}, "JSON can hold"),
     ],
 )
