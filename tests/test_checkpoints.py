@@ -1856,7 +1856,7 @@ def test_a_new_error_tells_of_the_one_before(
         def fail(*_: Any) -> None:
             raise PlannedError("another")
 
-        monkeypatch.setattr(checkpointing.checkpoints, "next_ids", fail)
+        monkeypatch.setattr(checkpointing.checkpoints, "place_of", fail)
         with pytest.raises(PlannedError, match="another") as caught:
             checkpoints.save(run.batches, state)
         assert "the save of step 2" in caught.value.__notes__[0]
