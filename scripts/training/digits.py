@@ -7,9 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from jax.sharding import Mesh
 
 import loader
 from scripts.training.formats import in_format
+from scripts.training.micro_batches import check_micro_batches, sum_in_order
+from scripts.training.processes import Layout
 from scripts.training.task import Batch, State, Task, settings_of
 
 CLASSES: Final = 10
@@ -40,6 +43,9 @@ class Train:
       learning_rate: of the gradient's step.
       momentum: share of the last step that is in the next one.
       noise: standard deviation of the noise on pixels, which are 0 to 1.
+      micro_batches: into how many equal ones a batch is divided, whose gradients are added up in turn:
+        then the train state has the same bits on any number of devices that divides it. With 1, the
+        batch is one, and devices that share it add up in an order of their own.
     """
 
     seed: int
@@ -47,6 +53,7 @@ class Train:
     learning_rate: float
     momentum: float
     noise: float
+    micro_batches: int = 1
 
 
 def task(data: Any, train: Any) -> Task:
@@ -108,21 +115,46 @@ def forward(params: Params, images: Any) -> jax.Array:
     return hidden @ params[-1]["weights"] + params[-1]["bias"]
 
 
-def make_train_step(train: Train) -> Any:
-    """The compiled function (state, batch) -> (next state, loss)."""
+def make_train_step(train: Train, mesh: Mesh | None = None) -> Any:
+    """The compiled function (state, batch) -> (next state, loss).
 
-    def loss_of(params: Params, images: jax.Array, batch: Batch) -> jax.Array:
+    Args:
+      train: the settings.
+      mesh: the devices that share a batch, by default those of all processes.
+    """
+
+    def losses_of(params: Params, key: jax.Array, batch: Batch) -> jax.Array:
+        images = batch["image"]
+        images += train.noise * jax.random.normal(key, images.shape)
         log_probabilities = jax.nn.log_softmax(forward(params, images))
-        losses = -jnp.sum(log_probabilities * jax.nn.one_hot(batch["label"], CLASSES), axis=1)
+        return -jnp.sum(log_probabilities * jax.nn.one_hot(batch["label"], CLASSES), axis=1)
+
+    def mean_loss(params: Params, key: jax.Array, batch: Batch) -> jax.Array:
+        losses = losses_of(params, key, batch)
         loss: jax.Array = loader.masked_mean(losses, batch["mask"])  # what pads a batch is no digit
         return loss
+
+    def sum_of_losses(params: Params, key: jax.Array, batch: Batch) -> jax.Array:
+        return jnp.sum(losses_of(params, key, batch), where=batch["mask"])
+
+    if train.micro_batches == 1:
+        loss_and_gradients = jax.value_and_grad(mean_loss)
+    else:
+        mesh = mesh or Layout.of_all_processes().mesh
+        check_micro_batches(train.micro_batches, mesh)
+
+        def of_one(params: Params, key: jax.Array, batch: Batch) -> Any:
+            summed = jax.value_and_grad(sum_of_losses)(params, key, batch)
+            return summed, jnp.sum(batch["mask"], dtype=jnp.float32)
+
+        def loss_and_gradients(params: Params, key: jax.Array, batch: Batch) -> Any:
+            summed, count = sum_in_order(of_one, train.micro_batches, mesh, params, key, batch)
+            return jax.tree.map(lambda total: total / count, summed)
 
     @jax.jit
     def train_step(state: State, batch: Batch) -> tuple[State, jax.Array]:
         key, noise_key = jax.random.split(state["key"])
-        images = batch["image"]
-        images += train.noise * jax.random.normal(noise_key, images.shape)
-        loss, gradients = jax.value_and_grad(loss_of)(state["params"], images, batch)
+        loss, gradients = loss_and_gradients(state["params"], noise_key, batch)
         momentum = jax.tree.map(lambda m, g: train.momentum * m + g, state["momentum"], gradients)
         params = jax.tree.map(lambda p, m: p - train.learning_rate * m, state["params"], momentum)
         state = {"params": params, "momentum": momentum, "key": key, "step": state["step"] + 1}
