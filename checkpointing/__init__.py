@@ -4,7 +4,8 @@ import loader as _loader  # noqa: F401 (first: it keeps those below from setting
 
 # isort: split
 from checkpointing.checkpoints import Checkpoints, Run, load
-from checkpointing.drill import DrillError, DrillReport, run_drill
+from checkpointing.drill import run_drill
+from checkpointing.drill_report import DrillError, DrillReport
 from checkpointing.errors import CheckpointDamagedError, CheckpointMismatchError
 from checkpointing.history import mixture_provenance, provenance
 from checkpointing.manifest import Manifest

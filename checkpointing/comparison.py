@@ -5,11 +5,12 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
 from checkpointing.manifest import Manifest
-from checkpointing.step_log import Delivery
+from checkpointing.step_log import Delivery, Part
 from loader import dataset_digest
 
 
@@ -19,8 +20,9 @@ class RunDifference:
 
     Attributes:
       what: ``"ids"``, ``"mask"``, ``"place"`` (epoch or offset), ``"replay"``, ``"sequence"``,
-        ``"missing step"``, ``"extra step"``, ``"checkpoint"``, the path of a leaf of the train state, or
-        where whole batches are compared, the name of a field.
+        ``"missing step"``, ``"extra step"``, ``"incomplete step"`` (not all processes delivered it, and
+        all went on), ``"checkpoint"``, the path of a leaf of the train state, or where whole batches are
+        compared, the name of a field.
       where: which step (numbered from 0, as `Pipeline.ids` does) of which attempt.
       reference: what the uninterrupted run has; for a replay, what the first try had.
       drilled: what the resumed run has.
@@ -36,17 +38,45 @@ class RunDifference:
 
 @dataclasses.dataclass(frozen=True)
 class Stretch:
-    """What one process delivered.
+    """What one attempt delivered, on one process or several.
 
     Attributes:
       name: for messages.
       checkpoint: step of the newest checkpoint when it began; 0 without one.
-      deliveries: in order.
+      deliveries: in order; of several processes those that all of them have, joined.
+      parts: what only some of several processes delivered.
     """
 
     name: str
     checkpoint: int
     deliveries: Sequence[Delivery]
+    parts: Sequence[Part] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafDifference:
+    """How far a leaf of a run's final train state is from that of the uninterrupted run.
+
+    Attributes:
+      run: whose state it is.
+      path: of the leaf.
+      changed: elements that are not the same, bit for bit.
+      size: elements in all.
+      max_absolute: largest distance of two elements; ``None`` where that says nothing: of integers and
+        keys, of NaN and a number, of infinities.
+      max_relative: the same as a share of the largest finite absolute value in the reference's leaf.
+    """
+
+    run: str
+    path: str
+    changed: int
+    size: int
+    max_absolute: float | None
+    max_relative: float | None
+
+    def is_within(self, bound: float) -> bool:
+        """Whether it is at most a share ``bound`` of the largest value; nothing is within 0."""
+        return bound > 0 and self.max_relative is not None and self.max_relative <= bound
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +100,10 @@ def compare_streams(
     """Compares every batch of a resumed run with that of the uninterrupted one, and with its own first try.
 
     Args:
-      reference: all deliveries of the uninterrupted run.
-      stretches: the processes of the resumed run, in order.
+      reference: all deliveries of the uninterrupted run, in one process.
+      stretches: the attempts of the resumed run, in order. A step counts as delivered where all of an
+        attempt's processes did. What only some did must be their rows of the same batch, and may only
+        come after what all did.
 
     Returns:
       For each kind of difference the first one, with a note of how many steps more have it.
@@ -101,6 +133,8 @@ def compare_streams(
                 dataclasses.replace(one, what="replay", note=f"{one.what} of its first try differ")
                 for one in list(_diff_deliveries(where, first, delivery))[:1]
             )
+        for part in stretch.parts:
+            add(_diff_part(stretch, part, expected.get(part.delivery.position.step)))
     add(
         RunDifference("missing step", f"step {step}", _ids(expected[step].ids), "never delivered")
         for step in sorted(expected.keys() - first_tries.keys())
@@ -133,8 +167,16 @@ def compare_checkpoints(
     name: str,
     reference: tuple[Manifest, Mapping[str, Any]],
     drilled: tuple[Manifest, Mapping[str, Any]],
+    within: float = 0.0,
 ) -> list[RunDifference]:
-    """Compares two checkpoints as `load` gives them: their place in the stream, and each leaf bit for bit."""
+    """Compares two checkpoints as `load` gives them: their place in the stream, and each leaf bit for bit.
+
+    Args:
+      name: of the drilled run.
+      reference: the uninterrupted run's.
+      drilled: the resumed one's.
+      within: leaves of floating-point numbers may differ by this share of their largest absolute value.
+    """
     (one, leaves), (other, other_leaves) = reference, drilled
     places = [
         ("position", one.position, other.position),
@@ -150,9 +192,31 @@ def compare_checkpoints(
         for what, a, b in places
         if a != b
     ]
+    close = {
+        one.path for one in leaf_differences(name, leaves, other_leaves) if one.is_within(within)
+    }
     for path in {**leaves, **other_leaves}:
-        differences += _diff_leaf(path, name, leaves.get(path), other_leaves.get(path))
+        if path not in close:
+            differences += _diff_leaf(path, name, leaves.get(path), other_leaves.get(path))
     return differences
+
+
+def leaf_differences(
+    name: str, reference: Mapping[str, Any], drilled: Mapping[str, Any]
+) -> list[LeafDifference]:
+    """How far apart those leaves are that two train states have in common and are not the same.
+
+    Args:
+      name: of the drilled run.
+      reference: the uninterrupted run's leaves by their paths, as `load` gives them.
+      drilled: the resumed one's.
+    """
+    found = []
+    for path in reference.keys() & drilled.keys():
+        a, b = np.asarray(reference[path]), np.asarray(drilled[path])
+        if a.dtype == b.dtype and a.shape == b.shape and a.tobytes() != b.tobytes():
+            found.append(LeafDifference(name, path, _changed(a, b), a.size, *_distance(a, b)))
+    return sorted(found, key=lambda one: one.path)
 
 
 def final_state(manifest: Manifest, leaves: Mapping[str, Any]) -> FinalState:
@@ -214,6 +278,21 @@ def _kind(array: npt.NDArray[Any] | None) -> str:
     return "absent" if array is None else f"{array.dtype}[{','.join(map(str, array.shape))}]"
 
 
+def _diff_part(stretch: Stretch, part: Part, expected: Delivery | None) -> Iterator[RunDifference]:
+    """What is wrong with rows that one process has delivered, and not all of them."""
+    position = part.delivery.position
+    where = f"step {position.step}, {stretch.name}, process {part.process} of {part.count}"
+    if stretch.deliveries and position.step <= stretch.deliveries[-1].position.step:
+        yield RunDifference("incomplete step", where, "all processes", "not all, and they went on")
+    if expected is None:
+        yield RunDifference("extra step", where, "absent", _ids(part.delivery.ids))
+        return
+    size = len(expected.ids)
+    rows = slice(part.process * size // part.count, (part.process + 1) * size // part.count)
+    share = dataclasses.replace(expected, ids=expected.ids[rows], mask=expected.mask[rows])
+    yield from _diff_deliveries(where, share, part.delivery)
+
+
 def _diff_leaf(path: str, name: str, reference: Any, drilled: Any) -> Iterator[RunDifference]:
     if reference is None or drilled is None:
         yield RunDifference(path, name, _leaf(reference), _leaf(drilled))
@@ -222,9 +301,26 @@ def _diff_leaf(path: str, name: str, reference: Any, drilled: Any) -> Iterator[R
     if a.dtype != b.dtype or a.shape != b.shape:
         yield RunDifference(path, name, _leaf(a), _leaf(b))
     elif a.tobytes() != b.tobytes():
-        changed = int(np.any(_bytes(a) != _bytes(b), axis=1).sum())
-        note = f"{changed:,} of {a.size:,} elements"
+        note = f"{_changed(a, b):,} of {a.size:,} elements"
         yield RunDifference(path, name, _leaf(a), _leaf(b), note)
+
+
+def _changed(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> int:
+    return int(np.any(_bytes(a) != _bytes(b), axis=1).sum())
+
+
+def _distance(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> tuple[float | None, float | None]:
+    """Largest absolute distance of two leaves, and its share of the largest value in the first one."""
+    if not jnp.issubdtype(a.dtype, np.inexact):
+        return None, None
+    wide = np.complex128 if a.dtype.kind == "c" else np.float64
+    a, b = a.astype(wide), b.astype(wide)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    if not np.all(np.isfinite(a) & np.isfinite(b) | same):
+        return None, None
+    absolute = float(np.max(np.abs(a[~same] - b[~same]), initial=0))
+    largest = float(np.max(np.abs(a[np.isfinite(a)]), initial=0))
+    return absolute, absolute / largest if largest else None
 
 
 def _bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

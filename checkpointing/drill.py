@@ -2,6 +2,9 @@
 
 Any script will do that trains from the batches of `Checkpoints.resume` and keeps its checkpoints in
 the directory that it is given. It needs no change: `resume` logs the batches (see `step_log`).
+
+An elastic drill runs the script in several processes, of which it kills one or all, and goes on with
+another number of them; the run that is not stopped has one process.
 """
 
 import contextlib
@@ -15,141 +18,35 @@ import random
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, Self
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Literal
 
 from checkpointing.comparison import (
-    FinalState,
+    LeafDifference,
     RunDifference,
     Stretch,
     compare_checkpoints,
     compare_streams,
     final_state,
+    leaf_differences,
 )
-from checkpointing.directory import RunDirectory, StepDamagedError
-from checkpointing.program import Program
-from checkpointing.step_log import STEP_LOG_VARIABLE, Delivery, parse_line, read_step_log
+from checkpointing.drill_report import Aim, Attempt, DrillError, DrillReport, Kill
+from checkpointing.drilled_script import PROCESS_PLACEHOLDERS, RUN_DIR, DrilledScript
+from checkpointing.programs import reserved_address
+from checkpointing.step_log import Delivery, Part, joined, read_process_logs
 
-Aim = Literal["start-up", "training", "save"]
+#: Which processes a kill is for: all of them, the first one (where JAX coordinates all), or another one.
+Victims = Literal["all", "first", "other"]
 
 REPORT_FILE: Final = "report.json"
 PICTURE_FILE: Final = "drill.png"
 
-_RUN_DIR: Final = "{run_dir}"
 _MARKER: Final = ".regrain-drill"
-_TMP_SUFFIX: Final = ".orbax-checkpoint-tmp"
-_POLL_SECONDS: Final = 0.001
 #: A mix for any number of kills. Three in six go for a save: it is the shortest of the three.
 _AIMS: Final[tuple[Aim, ...]] = ("save", "training", "start-up", "save", "training", "save")
+_VICTIMS: Final[tuple[Victims, ...]] = ("other", "first", "all")
 #: A script may end before its last kills; as many runs are killed until all kills have landed.
 _MAX_RUNS: Final = 3
-
-
-class DrillError(RuntimeError):
-    """The drill could not be carried out: the script failed by itself, or cannot be drilled."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Attempt:
-    """One process of a run.
-
-    Attributes:
-      run: ``"reference"``, or ``"drilled-1"`` and so on.
-      number: from 1 in its run.
-      began: seconds since the drill began.
-      seconds: from its start to its end.
-      checkpoint: step of the newest checkpoint when it began; 0 without one.
-      first_batch_seconds: from its start to its first batch; ``None`` where it delivered none.
-      resumed_at: step of its first batch; ``None`` where it delivered none.
-      steps_done: one more than the step of its last batch; ``None`` where it delivered none.
-      replayed: how many of its steps an earlier attempt of the run had already delivered.
-      log: its step log, in the folder of the drill.
-    """
-
-    run: str
-    number: int
-    began: float
-    seconds: float
-    checkpoint: int
-    first_batch_seconds: float | None
-    resumed_at: int | None
-    steps_done: int | None
-    replayed: int
-    log: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Kill:
-    """A SIGKILL that landed, told as it was found afterwards, not as it was meant.
-
-    Attributes:
-      run: the run that was killed.
-      attempt: the number of the attempt that it ended.
-      aim: what it was meant to hit.
-      hit: what it hit: ``"start-up"`` (no batch was delivered yet), ``"save"`` or ``"training"``.
-      saving: the step whose save was under way; its temporary directory was left behind.
-      steps_done: batches that the run had delivered, all attempts together.
-      checkpoint: step of the newest whole checkpoint; 0 without one.
-      resumed_at: step at which the next attempt went on; ``None`` where that was killed before its
-        first batch.
-      replayed: steps that the next attempt delivered once more.
-      resume_seconds: from the start of the next attempt to its first batch.
-    """
-
-    run: str
-    attempt: int
-    aim: Aim
-    hit: Aim
-    saving: int | None
-    steps_done: int
-    checkpoint: int
-    resumed_at: int | None = None
-    replayed: int = 0
-    resume_seconds: float | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class DrillReport:
-    """What a drill did and found.
-
-    Attributes:
-      command: of the training script, with ``{run_dir}``.
-      seed: of the instants.
-      kills_asked: how many kills were to land.
-      kills: those that did.
-      attempts: all processes, those of the reference first.
-      num_steps: batches of the reference.
-      final_states: by run, its newest checkpoint.
-      differences: everything that the drilled runs do not have in common with the reference.
-      packages: versions of what wrote the checkpoints.
-      seconds: the whole drill.
-    """
-
-    command: tuple[str, ...]
-    seed: int
-    kills_asked: int
-    kills: tuple[Kill, ...]
-    attempts: tuple[Attempt, ...]
-    num_steps: int
-    final_states: Mapping[str, FinalState]
-    differences: tuple[RunDifference, ...]
-    packages: Mapping[str, str]
-    seconds: float
-
-    @property
-    def replayed(self) -> int:
-        """Steps that were delivered again after a kill, and compared with their first try."""
-        return sum(attempt.replayed for attempt in self.attempts)
-
-    @property
-    def complete(self) -> bool:
-        """Whether all kills that were asked for have landed."""
-        return len(self.kills) >= self.kills_asked
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        verdict = {"same": not self.differences, "complete": self.complete}
-        return {**verdict, "replayed": self.replayed, **dataclasses.asdict(self)}
 
 
 def run_drill(
@@ -158,6 +55,9 @@ def run_drill(
     *,
     kills: int = 6,
     seed: int = 0,
+    processes: Sequence[int] = (),
+    patience_seconds: float = 120.0,
+    within: float = 0.0,
     progress: Callable[[str], None] = lambda _: None,
 ) -> DrillReport:
     """Runs a training script once without a stop and once with kills, and compares batches and end.
@@ -173,6 +73,16 @@ def run_drill(
         more runs are killed.
       seed: of the instants. The same seed aims at the same ones; where a kill lands is also up to
         the machine.
+      processes: for an elastic drill, how many processes each attempt has, one number after another
+        and over again. Then the command needs ``{coordinator}`` (a free address of this machine),
+        ``{process_index}`` and ``{process_count}`` too, for `jax.distributed.initialize`. The
+        uninterrupted run has one process. Kills hit one process or all.
+      patience_seconds: so long the other processes have to end by themselves when one was killed. JAX
+        ends them after the ``heartbeat_timeout_seconds`` of `jax.distributed.initialize`, 100 s by
+        default. Those that hang are killed, and counted (`DrillReport.hung`).
+      within: floating-point leaves of the final train state may differ by this share of their
+        largest absolute value. A sum over all processes may depend on their number in its last bits,
+        and all that follows with it. By default nothing may differ.
       progress: called with a line of text at each step of the drill.
 
     Returns:
@@ -185,28 +95,49 @@ def run_drill(
     """
     if kills < 1:
         raise ValueError(f"kills must be at least 1, not {kills}: without one, nothing is tried")
-    if not any(_RUN_DIR in argument for argument in command):
+    if not any(RUN_DIR in argument for argument in command):
         raise ValueError(
-            f"the command {' '.join(command)!r} has no {_RUN_DIR}: each run needs a directory of "
-            f"its own. Put {_RUN_DIR} where the script takes the directory of its checkpoints"
+            f"the command {' '.join(command)!r} has no {RUN_DIR}: each run needs a directory of "
+            f"its own. Put {RUN_DIR} where the script takes the directory of its checkpoints"
         )
+    _check_processes(command, processes)
     with _prepared(pathlib.Path(out).absolute()) as folder:
-        return _run_drill(_Drill(tuple(command), folder, progress), kills, seed)
+        drill = _Drill(tuple(command), folder, progress, tuple(processes), patience_seconds)
+        return _run_drill(drill, kills, seed, within)
 
 
-def _run_drill(drill: "_Drill", kills: int, seed: int) -> DrillReport:
+def _check_processes(command: Sequence[str], counts: Sequence[int]) -> None:
+    for count in counts:
+        if type(count) is not int or count < 1:
+            raise ValueError(f"processes must be numbers from 1 on, not {count!r}")
+    missing = [
+        placeholder
+        for placeholder in PROCESS_PLACEHOLDERS
+        if counts and not any(placeholder in argument for argument in command)
+    ]
+    if missing:
+        raise ValueError(
+            f"the command {' '.join(command)!r} has no {' and no '.join(missing)}: several processes "
+            "do not find each other. Put them where the script takes what it gives to "
+            "jax.distributed.initialize"
+        )
+
+
+def _run_drill(drill: "_Drill", kills: int, seed: int, within: float) -> DrillReport:
     rhythm = drill.run_reference()
     landed: list[Kill] = []
-    rng = random.Random(seed)  # noqa: S311 (instants, no secrets)
+    # One process is killed at the same instants whether there is a choice of victims or not.
+    rng, victims = random.Random(seed), random.Random(f"{seed}: victims")  # noqa: S311 (no secrets)
     for number in range(1, _MAX_RUNS + 1):
         if len(landed) < kills:
-            landed += drill.run_killed(f"drilled-{number}", _plan(kills - len(landed), rhythm, rng))
+            instants = _plan(kills - len(landed), rhythm, rng)
+            landed += drill.run_killed(f"drilled-{number}", _with_victims(instants, victims))
     if not landed:
         raise DrillError(
             f"the script ended before it could be killed, in {_MAX_RUNS} of {_MAX_RUNS} runs: "
             f"nothing was tried. Have it train for longer ({rhythm.describe()})"
         )
-    report = drill.report(seed, kills, landed)
+    report = drill.report(seed, kills, landed, within)
     text = json.dumps(report.to_dict(), indent=2)
     (drill.out / REPORT_FILE).write_text(f"{text}\n", "utf-8")
     return report
@@ -241,11 +172,22 @@ class _Rhythm:
 
 @dataclasses.dataclass(frozen=True)
 class _Instant:
-    """When to kill: ``delay_seconds`` after the start, the step ``step``, or the first save from there on."""
+    """When to kill: ``delay_seconds`` after the start, the step ``step``, or the first save from there on.
+
+    And whom: ``choice``, from 0 to 1, says which one, where ``victims`` is ``"other"``.
+    """
 
     aim: Aim
     step: int
     delay_seconds: float
+    victims: Victims = "all"
+    choice: float = 0.0
+
+    def processes(self, count: int) -> tuple[int, ...]:
+        """The numbers of those to kill among ``count``."""
+        if self.victims == "all" or count == 1:
+            return tuple(range(count))
+        return (0 if self.victims == "first" else 1 + int(self.choice * (count - 1)),)
 
 
 def _plan(kills: int, rhythm: _Rhythm, rng: random.Random) -> list[_Instant]:
@@ -267,15 +209,32 @@ def _plan(kills: int, rhythm: _Rhythm, rng: random.Random) -> list[_Instant]:
     return instants
 
 
+def _with_victims(instants: Sequence[_Instant], rng: random.Random) -> list[_Instant]:
+    """The same instants, each for one process or all."""
+    victims = [_VICTIMS[i % len(_VICTIMS)] for i in range(len(instants))]
+    rng.shuffle(victims)
+    return [
+        dataclasses.replace(instant, victims=whom, choice=rng.random())
+        for instant, whom in zip(instants, victims, strict=True)
+    ]
+
+
 class _Drill:
     """The runs of one drill, and what is known of them so far."""
 
     def __init__(
-        self, command: tuple[str, ...], out: pathlib.Path, progress: Callable[[str], None]
+        self,
+        command: tuple[str, ...],
+        out: pathlib.Path,
+        progress: Callable[[str], None],
+        counts: tuple[int, ...],
+        patience_seconds: float,
     ) -> None:
         self.out = out
         self._command = command
         self._progress = progress
+        self._counts = counts
+        self._patience_seconds = patience_seconds
         self._began = time.monotonic()
         self._attempts: list[Attempt] = []
         self._limit_seconds: float | None = None
@@ -284,11 +243,11 @@ class _Drill:
     def run_reference(self) -> _Rhythm:
         """Runs the script without a stop."""
         saves: dict[int, list[float]] = {}
-        with self._start("reference", 1) as process:
-            while process.is_running():
-                for step in process.saving():
+        with self._started("reference", 1, 1) as script:
+            while script.is_running():
+                for step in script.saving():
                     saves.setdefault(step, []).append(time.monotonic())
-        attempt, log = self._finish(process, 0, 0)
+        attempt, log = self._finish(script, 0, 0)
         steps = [delivery.position.step for delivery in log]
         if attempt.first_batch_seconds is None:
             raise DrillError(
@@ -300,10 +259,10 @@ class _Drill:
                 "the uninterrupted run did not deliver steps 0, 1, 2, ... in turn: several iterators "
                 "or processes log to one file. Have the script resume once, in one process"
             )
-        if not process.newest_checkpoint():
+        if not script.newest_checkpoint():
             raise DrillError(
-                f"the script saved no checkpoint in {process.run_dir}: it cannot resume. Give "
-                f"{_RUN_DIR} to Checkpoints as it is, and call save after each step"
+                f"the script saved no checkpoint in {script.run_dir}: it cannot resume. Give "
+                f"{RUN_DIR} to Checkpoints as it is, and call save after each step"
             )
         times = [delivery.seconds for delivery in log]
         rhythm = _Rhythm(
@@ -323,11 +282,15 @@ class _Drill:
         """Runs the script until it ends by itself, with a kill at each instant until then."""
         kills: list[Kill] = []
         steps_done = checkpoint = 0
+        counts = itertools.cycle(self._counts or [1])
         pending: Sequence[_Instant | None] = [*instants, None]
         for number, instant in enumerate(pending, start=1):
-            with self._start(run, number) as process:
-                killed = self._wait(process, instant)
-            attempt, _ = self._finish(process, checkpoint, steps_done, killed=killed)
+            with self._started(run, number, next(counts)) as script:
+                killed = self._wait(script, instant)
+                # What processes that are left do about it comes later.
+                saving = max(script.saving(), default=None) if killed else None
+                script.wait(self._patience_seconds)
+            attempt, _ = self._finish(script, checkpoint, steps_done)
             if kills:
                 kills[-1] = dataclasses.replace(
                     kills[-1],
@@ -336,37 +299,53 @@ class _Drill:
                     resume_seconds=attempt.first_batch_seconds,
                 )
             steps_done = max(steps_done, attempt.steps_done or 0)
-            checkpoint = process.newest_checkpoint()
+            checkpoint = script.newest_checkpoint()
             if not killed or instant is None:
                 self._progress(f"{run}: ended at step {steps_done} of {self._num_steps}")
                 break
             # Before its first batch a script may not have come to remove what older kills left.
             delivered = attempt.steps_done is not None
-            saving = max(process.saving(), default=None) if delivered else None
+            saving = saving if delivered else None
             hit: Aim = "save" if saving else "training" if delivered else "start-up"
-            kills.append(Kill(run, number, instant.aim, hit, saving, steps_done, checkpoint))
-            what = f"the save of step {saving}" if saving else hit
-            self._progress(f"{run}: killed during {what}, after {steps_done} steps")
+            kills.append(
+                Kill(
+                    run,
+                    number,
+                    instant.aim,
+                    hit,
+                    saving,
+                    steps_done,
+                    checkpoint,
+                    process_count=script.count,
+                    processes=tuple(
+                        ending.process for ending in attempt.endings if ending.cause == "killed"
+                    ),
+                    seconds=(script.killed_at or script.ended) - script.started,
+                )
+            )
+            self._progress(f"{run}: {_told(kills[-1], attempt)}")
         return kills
 
-    def report(self, seed: int, kills_asked: int, kills: list[Kill]) -> DrillReport:
+    def report(self, seed: int, kills_asked: int, kills: list[Kill], within: float) -> DrillReport:
         """Compares all runs with the reference."""
         # Not at the top: Checkpoints itself imports the step log from this package.
         from checkpointing.checkpoints import load  # noqa: PLC0415
 
-        reference = read_step_log(self.out / self._attempts[0].log)
+        reference, _ = self._read(self._attempts[0])
         reference_state = load(self.out / "reference" / "run")
         final_states = {"reference": final_state(*reference_state)}
         differences: list[RunDifference] = []
+        distances: list[LeafDifference] = []
         for run in dict.fromkeys(attempt.run for attempt in self._attempts[1:]):
             stretches = (
-                Stretch(f"{run}, attempt {attempt.number}", attempt.checkpoint, self._read(attempt))
-                for attempt in self._attempts
-                if attempt.run == run
+                Stretch(f"{run}, attempt {one.number}", one.checkpoint, *self._read(one))
+                for one in self._attempts
+                if one.run == run
             )
             differences += compare_streams(reference, stretches)
             state = load(self.out / run / "run")
-            differences += compare_checkpoints(run, reference_state, state)
+            differences += compare_checkpoints(run, reference_state, state, within)
+            distances += leaf_differences(run, reference_state[1], state[1])
             final_states[run] = final_state(*state)
         return DrillReport(
             self._command,
@@ -379,138 +358,106 @@ class _Drill:
             tuple(differences),
             dict(reference_state[0].packages),
             time.monotonic() - self._began,
+            self._counts,
+            self._patience_seconds,
+            within,
+            tuple(distances),
         )
 
-    def _start(self, run: str, number: int) -> "_Process":
+    @contextlib.contextmanager
+    def _started(self, run: str, number: int, count: int) -> Iterator[DrilledScript]:
         folder = self.out / run
         folder.mkdir(exist_ok=True)
-        return _Process(self._command, folder, number)
+        with (
+            reserved_address() as address,
+            DrilledScript(self._command, folder, number, count, address) as script,
+        ):
+            yield script
 
-    def _wait(self, process: "_Process", instant: _Instant | None) -> bool:
-        """Waits for the instant and kills the process; returns whether it was still running."""
-        reached, delay = 0.0, instant.delay_seconds if instant else 0.0
-        while process.is_running():
+    def _wait(self, script: DrilledScript, instant: _Instant | None) -> bool:
+        """Waits for the instant and kills its processes; returns whether one was still running."""
+        # Several processes share this machine, and the reference had it for itself.
+        slower = max(1.0, script.count / (os.cpu_count() or 1))
+        limit = self._limit_seconds * script.count if self._limit_seconds else None
+        reached, delay = 0.0, slower * instant.delay_seconds if instant else 0.0
+        while script.is_running() and not script.failed:
             now = time.monotonic()
-            if self._limit_seconds and now - process.started > self._limit_seconds:
+            if limit and now - script.started > limit:
+                each = ", for each of its processes" if script.count > 1 else ""
                 raise DrillError(
-                    f"the script hangs: it has not ended in {self._limit_seconds:.0f} s, ten times "
-                    f"and a minute more than it took without a kill.\n{process.tail()}"
+                    f"the script hangs: it has not ended in {limit:.0f} s, ten times and a minute more "
+                    f"than it took without a kill{each}.\n{script.programs[0].tail()}"
                 )
             if instant is None:
                 continue
-            if reached and instant.aim == "save" and not process.saving():
+            if reached and instant.aim == "save" and not script.saving():
                 reached, delay = 0.0, delay / 2  # it is over already: try the next one, sooner
-            if not reached and process.is_at(instant):
+            if not reached and _is_at(script, instant):
                 reached = now
             if reached and now >= reached + delay:
-                return process.kill()
+                if script.kill(instant.processes(script.count)):
+                    return True
+                instant = None  # it has ended already; others of its run may not have
         return False
 
     def _finish(
-        self, process: "_Process", checkpoint: int, steps_done: int, *, killed: bool = False
+        self, script: DrilledScript, checkpoint: int, steps_done: int
     ) -> tuple[Attempt, list[Delivery]]:
         """Takes down what an attempt did; raises if it failed by itself."""
-        if not killed and process.exit_code != 0:
+        if script.killed_at is None and script.failed:
+            first = script.failed[0]
+            program = script.programs[first]
             raise DrillError(
-                f"the script failed by itself, with exit code {process.exit_code}, in attempt "
-                f"{process.number} of the run {process.folder.name}: the drill has no end to compare."
-                f" The last lines of its output:\n{process.tail()}"
+                f"the script failed by itself, with exit code {program.exit_code}, "
+                f"{script.place(first)}: the drill has no end to compare."
+                f" The last lines of its output:\n{program.tail()}"
             )
-        log = process.read_log()
+        log, _ = script.read_log()
         steps = [delivery.position.step for delivery in log]
         attempt = Attempt(
-            process.folder.name,
-            process.number,
-            process.started - self._began,
-            process.ended - process.started,
+            script.folder.name,
+            script.number,
+            script.started - self._began,
+            script.ended - script.started,
             checkpoint,
-            log[0].seconds - process.started if log else None,
+            log[0].seconds - script.started if log else None,
             steps[0] if steps else None,
             steps[-1] + 1 if steps else None,
             sum(step < steps_done for step in steps),
-            str(process.log.relative_to(self.out)),
+            str(script.log.relative_to(self.out)),
+            script.count,
+            script.endings(),
         )
         self._attempts.append(attempt)
         return attempt, log
 
-    def _read(self, attempt: Attempt) -> list[Delivery]:
-        path = self.out / attempt.log
-        return read_step_log(path) if path.exists() else []
+    def _read(self, attempt: Attempt) -> tuple[list[Delivery], list[Part]]:
+        return joined(read_process_logs(self.out / attempt.log, attempt.process_count))
 
 
-class _Process(Program):
-    """A running script, and what its run's directory and its log tell of it."""
+def _is_at(script: DrilledScript, instant: _Instant) -> bool:
+    """Whether the place is reached from which the instant counts."""
+    if instant.aim == "start-up":
+        return True
+    step = script.last_step()
+    if step < 0 or step < instant.step - (instant.aim == "save"):
+        return False
+    return instant.aim == "training" or bool(script.saving())
 
-    def __init__(self, command: Sequence[str], folder: pathlib.Path, number: int) -> None:
-        self.folder = folder
-        self.number = number
-        self.run_dir = folder / "run"
-        self.log = folder / f"steps-{number}.jsonl"
-        self._read_bytes = 0
-        self._step: int | None = None
-        self._program, *arguments = (
-            argument.replace(_RUN_DIR, str(self.run_dir)) for argument in command
-        )
-        super().__init__(
-            [self._program, *arguments],
-            folder / f"output-{number}.txt",
-            {STEP_LOG_VARIABLE: str(self.log)},
-            _POLL_SECONDS,
-        )
 
-    def __enter__(self) -> Self:
-        try:
-            return super().__enter__()
-        except OSError as error:
-            raise DrillError(
-                f"{self._program} cannot be started: {error.strerror}. Nothing was run. Give the "
-                "program and its arguments as they are typed in a shell"
-            ) from error
-
-    def is_at(self, instant: _Instant) -> bool:
-        """Whether the place is reached from which the instant counts."""
-        if instant.aim == "start-up":
-            return True
-        step = self._last_step()
-        if step is None or step < instant.step - (instant.aim == "save"):
-            return False
-        return instant.aim == "training" or bool(self.saving())
-
-    def saving(self) -> list[int]:
-        """Steps whose temporary directories are there."""
-        with contextlib.suppress(FileNotFoundError), os.scandir(self.run_dir) as entries:
-            names = [entry.name.partition(_TMP_SUFFIX) for entry in entries]
-            return [int(step) for step, suffix, _ in names if suffix and step.isdigit()]
-        return []
-
-    def newest_checkpoint(self) -> int:
-        """Step of the newest whole checkpoint; 0 without one."""
-        directory = RunDirectory(self.run_dir, write=False)
-        with contextlib.suppress(FileNotFoundError):
-            for step in reversed(directory.steps()):
-                with contextlib.suppress(StepDamagedError):
-                    directory.check(step, "manifest")
-                    return step
-        return 0
-
-    def read_log(self) -> list[Delivery]:
-        """All batches that it has delivered."""
-        return read_step_log(self.log) if self.log.exists() else []
-
-    def _last_step(self) -> int | None:
-        """The step last delivered, from what was added to the log since the last call."""
-        for line in self._new_lines():
-            delivery = parse_line(line, str(self.log))
-            self._step = delivery.position.step if delivery else self._step
-        return self._step
-
-    def _new_lines(self) -> Iterator[bytes]:
-        """The last whole line that is new, if there is one."""
-        with contextlib.suppress(FileNotFoundError), self.log.open("rb") as file:
-            file.seek(self._read_bytes)
-            *whole, _ = file.read().split(b"\n")
-            self._read_bytes += sum(len(line) + 1 for line in whole)
-            yield from whole[-1:]
+def _told(kill: Kill, attempt: Attempt) -> str:
+    """A line on a kill, and what came of it."""
+    whom = "killed"
+    if kill.process_count > 1:
+        numbers = ", ".join(map(str, kill.processes))
+        whom = f"{kill.process_count} processes, killed {numbers}"
+    what = f"the save of step {kill.saving}" if kill.saving else kill.hit
+    line = f"{whom} during {what}, after {kill.steps_done} steps"
+    others = [one for one in attempt.endings if one.cause != "killed"]
+    if others:
+        line += f"; the others ended in {max(one.after_kill_seconds or 0 for one in others):.1f} s"
+    hung = sum(one.cause == "given up" for one in others)
+    return line + (f", {hung} of them by another kill, for they hung" if hung else "")
 
 
 @contextlib.contextmanager

@@ -95,6 +95,12 @@ class Program:
         with signals_held():
             return self._kill(self._process)
 
+    def send_kill(self) -> None:
+        """Kills the whole group, without waiting for its end as `kill` does, which has to come next."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
     def tail(self, lines: int = 20) -> str:
         """The last lines of its output."""
         text = self.output.read_text("utf-8", errors="replace")

@@ -1,16 +1,19 @@
 """The step log: a JSON line for each batch that a run delivers, so that two runs can be compared.
 
 A line is written with one call before its batch is delivered. However the process ends, each batch
-that was trained on is in the log, and at most the last line is torn.
+that was trained on is in the log, and at most the last line is torn. Of several processes each logs its
+rows in a file of its own, and a batch is delivered where it is in all of them.
 """
 
+import collections
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -39,6 +42,21 @@ class Delivery:
     ids: tuple[int | str, ...]
     mask: tuple[int, ...]
     seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A batch that not all of several processes have logged, as one of them has.
+
+    Attributes:
+      process: its number.
+      count: how many processes there are.
+      delivery: its rows.
+    """
+
+    process: int
+    count: int
+    delivery: Delivery
 
 
 def step_log(path: str | os.PathLike[str]) -> OnBatch:
@@ -96,13 +114,87 @@ def process_log(path: str | os.PathLike[str], process: int) -> str:
     return f"{os.fspath(path)}.process-{process}"
 
 
-def read_step_log(path: str | os.PathLike[str]) -> list[Delivery]:
+def read_step_log(path: str | os.PathLike[str], process_count: int = 1) -> list[Delivery]:
     """All deliveries in a log, in the order of the file. Torn lines are skipped.
 
+    Args:
+      path: as it was asked for.
+      process_count: where several processes have logged, each to its file, those that all of them
+        have, joined.
+
     Raises:
-      FileNotFoundError: there is no such file.
+      FileNotFoundError: there is no such file; none of any process.
       ValueError: a whole line is not one of a step log.
     """
+    if process_count == 1:
+        return _read(path)
+    if not any(pathlib.Path(one).exists() for one in log_paths(path, process_count)):
+        raise FileNotFoundError(
+            f"none of {process_count} processes has logged to {os.fspath(path)}: there is no "
+            f"{process_log(path, 0)}"
+        )
+    return joined(read_process_logs(path, process_count))[0]
+
+
+def read_process_logs(path: str | os.PathLike[str], process_count: int) -> list[list[Delivery]]:
+    """The deliveries that each of some processes has logged, or of one alone; none where it has no file.
+
+    Raises:
+      ValueError: a whole line is not one of a step log.
+    """
+    paths = log_paths(path, process_count)
+    return [_read(one) if pathlib.Path(one).exists() else [] for one in paths]
+
+
+def log_paths(path: str | os.PathLike[str], process_count: int) -> list[str]:
+    """Where each of some processes logs, or one alone, when ``path`` is asked for."""
+    if process_count == 1:
+        return [os.fspath(path)]
+    return [process_log(path, process) for process in range(process_count)]
+
+
+def joined(logs: Sequence[Sequence[Delivery]]) -> tuple[list[Delivery], list[Part]]:
+    """Batches of which each process has logged its rows, and what is left of others.
+
+    Args:
+      logs: the deliveries of each process, in order.
+
+    Returns:
+      The batches that all have logged, in the order of process 0, each at the time of the last
+      process; and as parts those that only some have, which is usual at the end of a run that was
+      killed: one process was further than another.
+    """
+    by_place = [_by_place(log) for log in logs]
+    whole = [place for place in by_place[0] if all(place in one for one in by_place)]
+    deliveries = [_join([one.pop(place) for one in by_place]) for place in whole]
+    parts = [
+        Part(process, len(logs), delivery)
+        for process, left in enumerate(by_place)
+        for delivery in left.values()
+    ]
+    return deliveries, parts
+
+
+def _by_place(log: Sequence[Delivery]) -> dict[tuple[Position, int], Delivery]:
+    """Deliveries by their position, and how often the process had been there before."""
+    found: dict[tuple[Position, int], Delivery] = {}
+    times: collections.Counter[Position] = collections.Counter()
+    for delivery in log:
+        found[delivery.position, times[delivery.position]] = delivery
+        times[delivery.position] += 1
+    return found
+
+
+def _join(shares: Sequence[Delivery]) -> Delivery:
+    return Delivery(
+        shares[0].position,
+        tuple(itertools.chain.from_iterable(share.ids for share in shares)),
+        tuple(itertools.chain.from_iterable(share.mask for share in shares)),
+        max(share.seconds for share in shares),
+    )
+
+
+def _read(path: str | os.PathLike[str]) -> list[Delivery]:
     with pathlib.Path(path).open("rb") as file:
         found = (parse_line(line, os.fspath(path)) for line in file)
         return [delivery for delivery in found if delivery is not None]

@@ -3,16 +3,25 @@
     python scripts/resume_drill.py --kills 6                                # scripts/train.py
     python scripts/resume_drill.py --config configs/text.toml               # a language model
     python scripts/resume_drill.py --format parquet --format npy            # the data in other formats
+    python scripts/resume_drill.py --processes 2,4,1,3                      # on several processes
     python scripts/resume_drill.py --kills 20 -- python mine.py {run_dir}   # your own script
 
 The script must train from the batches of `Checkpoints.resume` and keep its checkpoints in {run_dir};
 it needs no change. The folder of --out gets report.json, drill.png, and each run's output; with
 several formats, a folder for each.
+
+With --processes the first attempt of a run has that many processes, and each kill, of one of them or
+of all, is followed by the next number, over and over again. The run without a kill has one. A script
+of your own gives {coordinator}, {process_count} and {process_index} to jax.distributed.initialize, in
+this order.
 """
 
+import dataclasses
+import os
 import pathlib
 import signal
 import sys
+import tomllib
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, NoReturn
 
@@ -27,16 +36,28 @@ from rich.markup import escape
 from rich.table import Table
 
 import checkpointing
+import loader
 from checkpointing import DrillReport
+from checkpointing.drill_report import Attempt, Kill
 from scripts.training.formats import FORMATS
 
 ROOT: Final = pathlib.Path(__file__).resolve().parent.parent
 CONFIG: Final = ROOT / "configs" / "digits.toml"
+ELASTIC_CONFIG: Final = ROOT / "configs" / "elastic.toml"
 SAME, DIFFERENT, FAILED, INTERRUPTED = 0, 1, 2, 130
 
 EXIT_CODES: Final = (
     "Exit codes: 0, no difference. 1, a difference. 2, wrong use, the training script failed by "
-    "itself, or fewer kills landed than were asked for."
+    "itself, one of its processes hung when another one was killed, or fewer kills landed than were "
+    "asked for."
+)
+#: In which scripts/train.py tells the processes of a run about each other. The last two are in seconds.
+JOINING: Final = (
+    *("--coordinator", "{coordinator}"),
+    *("--process-index", "{process_index}"),
+    *("--process-count", "{process_count}"),
+    *("--heartbeat-seconds", "10"),
+    *("--patience-seconds", "60"),
 )
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -62,7 +83,10 @@ def main(
     ] = pathlib.Path("runs/drill"),
     config: Annotated[
         pathlib.Path | None,
-        typer.Option(help="Settings for scripts/train.py.", show_default="configs/digits.toml"),
+        typer.Option(
+            help="Settings for scripts/train.py.",
+            show_default="configs/digits.toml, or with --processes configs/elastic.toml",
+        ),
     ] = None,
     formats: Annotated[
         list[str] | None,
@@ -73,6 +97,33 @@ def main(
             show_default=False,
         ),
     ] = None,
+    processes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,...",
+            help="How many JAX processes each attempt has, one number after another and over again. They "
+            "run on the CPU, unless JAX_PLATFORMS says something else. A command of your own takes "
+            "{coordinator}, {process_count} and {process_index} for jax.distributed.initialize.",
+            show_default=False,
+        ),
+    ] = None,
+    patience: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Seconds that the other processes have to end by themselves when one was killed. Those "
+            "that hang are killed, and count as a failure.",
+        ),
+    ] = 120,
+    within: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Bound for differences of the final train state's floating-point numbers, as a share "
+            "of the largest one in their leaf: sums over all processes may depend on how many there "
+            "are. 0 stands for no difference of a bit.",
+        ),
+    ] = 0,
 ) -> None:
     """Kills a training script at random instants, resumes it, and compares it with a run never killed."""
     if command and (config or formats):
@@ -84,8 +135,16 @@ def main(
     jax.config.update("jax_platforms", "cpu")
     reports = {}
     try:
-        for name, arguments in commands(command, config, formats).items():
-            reports[name] = drilled(arguments, out / name, kills, seed, name)
+        counts = counts_of(processes)
+        if counts:
+            os.environ.setdefault(
+                "JAX_PLATFORMS", "cpu"
+            )  # of the processes, which cannot share another
+        if counts and not command:
+            check_shares(config or ELASTIC_CONFIG, counts)
+        for name, arguments in commands(command, config, formats, elastic=bool(counts)).items():
+            settings = Settings(kills, seed, counts, patience, within)
+            reports[name] = drilled(arguments, out / name, settings, name)
     except KeyboardInterrupt:
         notes.print("[bold]Interrupted:[/] the runs were stopped, and there is no result.")
         raise typer.Exit(INTERRUPTED) from None
@@ -97,15 +156,74 @@ def main(
     alike = len(reports) < 2 or show_formats(reports, out)
     if not alike or any(report.differences for report in reports.values()):
         raise typer.Exit(DIFFERENT)
-    raise typer.Exit(SAME if all(report.complete for report in reports.values()) else FAILED)
+    done = all(report.complete and not report.hung for report in reports.values())
+    raise typer.Exit(SAME if done else FAILED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What `checkpointing.run_drill` takes: see there."""
+
+    kills: int
+    seed: int
+    processes: tuple[int, ...] = ()
+    patience_seconds: float = 120
+    within: float = 0
+
+
+def counts_of(processes: str | None) -> tuple[int, ...]:
+    """The numbers in a list such as ``2,4,1,3``.
+
+    Raises:
+      ValueError: something else.
+    """
+    if processes is None:
+        return ()
+    try:
+        return tuple(map(int, processes.split(",")))
+    except ValueError:
+        raise ValueError(
+            f"--processes takes numbers with commas between them, such as 2,4,1,3, not {processes!r}"
+        ) from None
+
+
+def check_shares(config: pathlib.Path, counts: tuple[int, ...]) -> None:
+    """Checks that so many processes can share what scripts/train.py is to train.
+
+    Raises:
+      ValueError: some of them cannot; says which and why.
+    """
+    pipeline = loader.PipelineConfig.from_toml(config)
+    train = tomllib.loads(config.read_text("utf-8")).get("train", {})
+    problems = []
+    shared = {"batch_size": pipeline.batch_size, "micro_batches": train.get("micro_batches", 1)}
+    for name, number in shared.items():
+        wrong = [count for count in dict.fromkeys(counts) if count > 0 and number % count]
+        if wrong and number != 1:
+            those = " or ".join(map(str, wrong))
+            problems.append(
+                f"{name} = {number} cannot be shared out equally among {those} processes"
+            )
+    if pipeline.final_batch == "partial" and max(counts) > 1:
+        problems.append('final_batch = "partial" gives unequal batches, which cannot be shared out')
+    if problems:
+        raise ValueError(
+            f"{config}: {'; '.join(problems)}. Use numbers that divide, or settings such as those of "
+            "configs/elastic.toml"
+        )
 
 
 def commands(
-    command: list[str] | None, config: pathlib.Path | None, formats: list[str] | None
+    command: list[str] | None,
+    config: pathlib.Path | None,
+    formats: list[str] | None,
+    *,
+    elastic: bool = False,
 ) -> dict[str, list[str]]:
     """What is to be drilled, by the name of its folder in that of --out; one alone has no name."""
     train = [sys.executable, str(ROOT / "scripts" / "train.py"), "{run_dir}", "--config"]
-    train.append(str(config or CONFIG))
+    train.append(str(config or (ELASTIC_CONFIG if elastic else CONFIG)))
+    train += JOINING if elastic else ()
     if not formats:
         return {"": command or train}
     every = list(dict.fromkeys(FORMATS if "all" in formats else formats))
@@ -113,15 +231,14 @@ def commands(
     return named if len(named) > 1 else {"": named[every[0]]}
 
 
-def drilled(command: list[str], out: pathlib.Path, kills: int, seed: int, name: str) -> DrillReport:
+def drilled(command: list[str], out: pathlib.Path, settings: Settings, name: str) -> DrillReport:
     """Drills one command, and shows the result."""
     if name:
         console.rule(name, align="left", style="dim")
     report = checkpointing.run_drill(
         command,
         out,
-        kills=kills,
-        seed=seed,
+        **dataclasses.asdict(settings),
         progress=lambda line: notes.print(f"[dim]{escape(line)}[/]"),
     )
     draw(report, out)
@@ -139,7 +256,7 @@ def show(report: DrillReport, out: pathlib.Path) -> None:
     """Prints what happened at each kill, and what the comparison found."""
     console.print(table_of_kills(report))
     failed = {difference.what for difference in report.differences}
-    stream = {"ids", "mask", "place", "sequence", "missing step", "extra step"}
+    stream = {"ids", "mask", "place", "sequence", "missing step", "extra step", "incomplete step"}
     state = report.final_states["reference"]
     runs = len(report.final_states) - 1
     at_step = f"step {state.step}" + (
@@ -154,8 +271,14 @@ def show(report: DrillReport, out: pathlib.Path) -> None:
     check(
         not failed - stream - {"replay"},
         f"final train state, {state.num_leaves} leaves at {at_step}",
-        f"bit for bit equal\n  sha256 {state.sha256}",
+        f"equal within {report.within:g} of each leaf's largest value, not bit for bit"
+        if report.leaf_differences
+        else f"bit for bit equal\n  sha256 {state.sha256}",
     )
+    if report.process_counts:
+        show_processes(report)
+    if report.leaf_differences:
+        console.print(table_of_leaves(report))
     if report.differences:
         console.print(table_of_differences(report))
     if not report.complete:
@@ -168,6 +291,43 @@ def show(report: DrillReport, out: pathlib.Path) -> None:
         f"{out / 'report.json'}, {out / 'drill.png'}",
         soft_wrap=True,
     )
+
+
+def show_processes(report: DrillReport) -> None:
+    """Prints how the processes ended that were left when another one was killed."""
+    left = [
+        ending
+        for attempt in report.attempts
+        for ending in attempt.endings
+        if ending.after_kill_seconds is not None and ending.cause != "killed"
+    ]
+    slowest = max((ending.after_kill_seconds or 0 for ending in left), default=0)
+    check(
+        not report.hung,
+        f"{len(left)} processes that were left by a killed one",
+        f"ended by themselves in {slowest:.1f} s",
+        f"{report.hung} HUNG for {report.patience_seconds:g} s and were killed: give "
+        "jax.distributed.initialize a shorter heartbeat_timeout_seconds, or the drill more --patience",
+    )
+
+
+def table_of_leaves(report: DrillReport) -> Table:
+    """A row for each of the leaves of the train state that are furthest from the reference's."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1))
+    table.add_column("leaf", overflow="fold")
+    for heading in ("elements changed", "largest difference", "of the largest value"):
+        table.add_column(heading, justify="right")
+    # Where a distance says nothing, nothing is further.
+    furthest = sorted(
+        report.leaf_differences,
+        key=lambda one: (one.max_relative is not None, -(one.max_relative or 0)),
+    )
+    for one in furthest[:10]:
+        numbers = ("" if x is None else f"{x:.2g}" for x in (one.max_absolute, one.max_relative))
+        table.add_row(escape(one.path), f"{one.changed:,} of {one.size:,}", *numbers)
+    if len(furthest) > 10:
+        table.add_row(f"... {len(furthest) - 10} more, nearer, in report.json", "", "", "")
+    return table
 
 
 def show_formats(reports: Mapping[str, DrillReport], out: pathlib.Path) -> bool:
@@ -197,6 +357,9 @@ def table_of_kills(report: DrillReport) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1))
     table.add_column("kill", justify="right")
     table.add_column("hit")
+    if report.process_counts:
+        table.add_column("processes", justify="right")
+        table.add_column("killed", justify="right")
     for heading in ("steps done", "resumed at", "replayed", "back after"):
         table.add_column(heading, justify="right")
     for number, kill in enumerate(report.kills, start=1):
@@ -207,8 +370,15 @@ def table_of_kills(report: DrillReport) -> Table:
             back = [f"step {kill.resumed_at}", f"{kill.replayed}", seconds]
         elif kill.checkpoint == report.num_steps:
             back = ["the end", "0", ""]
-        table.add_row(str(number), hit, str(kill.steps_done), *back)
+        killed = [str(kill.process_count), victims(kill)] if report.process_counts else []
+        table.add_row(str(number), hit, *killed, str(kill.steps_done), *back)
     return table
+
+
+def victims(kill: Kill) -> str:
+    """The numbers of the processes that were killed, from 0."""
+    all_of_them = 1 < kill.process_count == len(kill.processes)
+    return "all" if all_of_them else ", ".join(map(str, kill.processes))
 
 
 def table_of_differences(report: DrillReport) -> Table:
@@ -224,9 +394,9 @@ def table_of_differences(report: DrillReport) -> Table:
     return table
 
 
-def check(same: bool, what: str, verdict: str) -> None:
+def check(same: bool, what: str, verdict: str, failure: str = "DIFFERENT") -> None:
     """Prints one line of the comparison."""
-    console.print(f"[green]✓[/] {what}: {verdict}" if same else f"[bold red]✗ {what}: DIFFERENT[/]")
+    console.print(f"[green]✓[/] {what}: {verdict}" if same else f"[bold red]✗ {what}: {failure}[/]")
 
 
 def draw(report: DrillReport, out: pathlib.Path) -> None:
@@ -241,8 +411,11 @@ def draw(report: DrillReport, out: pathlib.Path) -> None:
         draw_attempts(axes, report, out, begins)
         draw_kills(axes, report, begins)
         verdict = "no difference" if not report.differences else "DIFFERENT"
+        counts = ", ".join(map(str, report.process_counts))
+        on = f" on {counts} processes (×) in turn" if counts else ""
         axes.set_title(
-            f"{len(report.kills)} kills, {report.replayed} steps replayed: {verdict}", loc="left"
+            f"{len(report.kills)} kills{on}, {report.replayed} steps replayed: {verdict}",
+            loc="left",
         )
         axes.set_xlabel("seconds since the run began")
         axes.set_ylabel("steps done")
@@ -251,9 +424,17 @@ def draw(report: DrillReport, out: pathlib.Path) -> None:
         handles, labels = axes.get_legend_handles_labels()
         legend = dict(zip(labels, handles, strict=True))
         figure.legend(
-            legend.values(), legend.keys(), loc="outside lower left", ncols=5, frameon=False
+            legend.values(), legend.keys(), loc="outside lower left", ncols=6, frameon=False
         )
         figure.savefig(out / "drill.png", dpi=130)
+
+
+def deliveries_of(attempt: Attempt, out: pathlib.Path) -> list[checkpointing.Delivery]:
+    """The batches that all processes of an attempt have delivered."""
+    try:
+        return checkpointing.read_step_log(out / attempt.log, attempt.process_count)
+    except FileNotFoundError:
+        return []
 
 
 def draw_attempts(
@@ -264,8 +445,7 @@ def draw_attempts(
     for attempt in report.attempts:
         first = next(one for one in report.attempts if one.run == attempt.run)
         start = begins[attempt.run] + attempt.began - first.began
-        log = out / attempt.log
-        deliveries = checkpointing.read_step_log(log) if log.exists() else []
+        deliveries = deliveries_of(attempt, out)
         reference = attempt.run == "reference"
         colour, label = ("0.65", "never killed") if reference else ("C0", "killed and resumed")
         ready = start + (
@@ -278,6 +458,15 @@ def draw_attempts(
             **waiting,
             label="" if reference else "starting up",
         )
+        if report.process_counts:
+            axes.annotate(
+                f"×{attempt.process_count}",
+                (start, attempt.checkpoint),
+                (1, -10),
+                textcoords="offset points",
+                color=colour,
+                fontsize=8,
+            )
         if deliveries:
             origin = deliveries[0].seconds - ready
             times = [one.seconds - origin for one in deliveries]
@@ -303,12 +492,22 @@ def draw_kills(axes: Axes, report: DrillReport, begins: dict[str, float]) -> Non
         attempt = next(
             one for one in report.attempts if (one.run, one.number) == (kill.run, kill.attempt)
         )
-        time = begins[kill.run] + attempt.began - first.began + attempt.seconds
+        time = begins[kill.run] + attempt.began - first.began + kill.seconds
         level = attempt.checkpoint if attempt.steps_done is None else attempt.steps_done
         axes.plot([time, time], [level, kill.checkpoint], color="C3", linewidth=0.8)
         axes.plot(
             time, level, "X", color="C3", markersize=9, zorder=4, label="SIGKILL", linestyle=""
         )
+        if len(kill.processes) < kill.process_count:
+            ended = time + attempt.seconds - kill.seconds
+            axes.plot(
+                [time, ended],
+                [kill.checkpoint] * 2,
+                color="C3",
+                linewidth=1.2,
+                linestyle=(0, (1, 2)),
+                label="the other processes end",
+            )
         hit = f"save of {kill.saving}" if kill.saving else kill.hit
         axes.annotate(
             f"{number}: {hit}" if len(report.kills) <= 12 else str(number),

@@ -11,13 +11,16 @@ import pytest
 import loader
 from checkpointing import Delivery, Manifest
 from checkpointing.comparison import (
+    LeafDifference,
     RunDifference,
     Stretch,
     compare_checkpoints,
     compare_streams,
     final_state,
+    leaf_differences,
 )
 from checkpointing.manifest import Identity, next_ids
+from checkpointing.step_log import Part
 from checkpointing.train_state import describe
 
 PIPELINE = loader.Pipeline(
@@ -179,3 +182,109 @@ def test_another_place_in_the_stream_is_found() -> None:
 def test_final_state_does_not_depend_on_the_order_of_leaves() -> None:
     backwards = dict(reversed(STATE.items()))
     assert final_state(manifest(), backwards) == final_state(manifest(), STATE)
+
+
+# Several processes
+
+
+def share(step: int, process: int) -> Part:
+    """What one of two processes has of a batch."""
+    whole, rows = REFERENCE[step], slice(2 * process, 2 * process + 2)
+    one = dataclasses.replace(whole, ids=whole.ids[rows], mask=whole.mask[rows])
+    return Part(process, 2, one)
+
+
+def test_a_step_that_only_some_processes_have_at_the_end_is_no_difference() -> None:
+    """It counts as delivered in the next attempt, where all of them have it."""
+    parts = [share(4, 0), share(5, 0)]
+    run = [Stretch("attempt 1", 0, REFERENCE[:4], parts), Stretch("attempt 2", 2, REFERENCE[2:])]
+    assert compare_streams(REFERENCE, run) == []
+    (found,) = compare_streams(REFERENCE, run[:1])
+    assert (found.what, found.where, found.note) == ("missing step", "step 4", "and 1 more")
+
+
+def changed(part: Part, **changes: Any) -> Part:
+    return dataclasses.replace(part, delivery=dataclasses.replace(part.delivery, **changes))
+
+
+@pytest.mark.parametrize(
+    ("part", "found"),
+    [
+        (changed(share(4, 1), ids=share(4, 0).delivery.ids), {"ids"}),
+        (changed(share(4, 1), ids=share(5, 1).delivery.ids), {"ids"}),
+        (changed(share(4, 1), mask=(1, 0)), {"mask"}),
+        (changed(share(4, 1), ids=(), mask=()), {"ids", "mask"}),
+        (changed(share(4, 1), position=loader.Position(1, 2, 4)), {"place"}),
+        (changed(share(4, 1), position=loader.Position(1, 4, 6)), {"extra step"}),
+        # It comes before what all processes have: one of them has left it out.
+        (share(2, 1), {"incomplete step"}),
+    ],
+)
+def test_rows_of_one_process_must_be_its_own(part: Part, found: set[str]) -> None:
+    run = [Stretch("attempt 1", 0, REFERENCE[:4], [part]), Stretch("attempt 2", 2, REFERENCE[2:])]
+    differences = compare_streams(REFERENCE, run)
+    assert {one.what for one in differences} == found
+    for one in differences:
+        assert one.where.startswith(f"step {part.delivery.position.step}, attempt 1, process 1 of ")
+
+
+# How far states are apart
+
+
+def test_leaves_that_are_not_the_same_are_measured() -> None:
+    one = {
+        "/a": np.array([-4, 1, np.nan, np.inf], np.float32),
+        "/b": jnp.array([2, 1], jnp.bfloat16),
+        "/c": np.array([1 + 1j, 3j]),
+        "/d": np.zeros(3),
+        "/e": np.ones(2),
+    }
+    other = {
+        "/a": np.array([-4, 1.5, np.nan, np.inf], np.float32),
+        "/b": jnp.array([2, 2], jnp.bfloat16),
+        "/c": np.array([1 + 1j, 3j + 4]),
+        "/d": np.array([0, 0.5, 0]),
+        "/e": np.ones(2),
+    }
+    assert leaf_differences("run", one, other) == [
+        LeafDifference("run", "/a", 1, 4, 0.5, 0.125),
+        LeafDifference("run", "/b", 1, 2, 1.0, 0.5),
+        LeafDifference("run", "/c", 1, 2, 4.0, 4 / 3),
+        LeafDifference("run", "/d", 1, 3, 0.5, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (np.array([1, 2]), np.array([1, 3])),
+        (np.array([True]), np.array([False])),
+        (np.array([1.0, np.nan]), np.array([1.0, 2.0])),
+        (np.array([1.0, np.inf]), np.array([1.0, -np.inf])),
+        (np.array([1.0, 2.0]), np.array([1.0, np.inf])),
+    ],
+)
+def test_where_a_distance_says_nothing_no_bound_is_kept(one: Any, other: Any) -> None:
+    (found,) = leaf_differences("run", {"/w": one}, {"/w": other})
+    assert found == LeafDifference("run", "/w", 1, found.size, None, None)
+    assert not found.is_within(float("inf"))
+
+
+def test_leaves_of_another_kind_have_no_distance() -> None:
+    one = {"/a": np.zeros(2), "/b": np.zeros(2, np.float32), "/c": np.zeros(1)}
+    assert leaf_differences("run", one, {"/a": np.zeros(3), "/b": np.zeros(2)}) == []
+
+
+def test_a_state_may_differ_within_a_bound() -> None:
+    one = {"/w": np.array([10.0, 1.0]), "/zero": np.array([0.0, 5.0]), "/key": np.array([7])}
+    other = {"/w": np.array([10.0, 1.001]), "/zero": np.array([-0.0, 5.0]), "/key": np.array([7])}
+
+    def found(within: float, **changes: Any) -> list[str]:
+        states = (manifest(), one), (manifest(), {**other, **changes})
+        return [difference.what for difference in compare_checkpoints("run", *states, within)]
+
+    assert found(0) == ["/w", "/zero"]
+    assert found(0.9e-4) == ["/w"]
+    assert found(1.1e-4) == []
+    assert found(1, **{"/key": np.array([8])}) == ["/key"]
+    assert found(1, **{"/w": np.zeros(3)}) == ["/w"]

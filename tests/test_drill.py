@@ -17,6 +17,7 @@ import pytest
 from checkpointing import DrillError, DrillReport, drill, run_drill, step_log
 from checkpointing.comparison import FinalState
 from checkpointing.drill import _plan, _Rhythm
+from checkpointing.drill_report import Attempt
 from loader import Position
 from scripts import resume_drill
 from scripts.training.formats import FORMATS
@@ -231,7 +232,7 @@ def test_a_format_that_gives_something_else_is_found(
 
 
 def fake_report(sha256: str) -> DrillReport:
-    attempt = drill.Attempt("reference", 1, 0, 1, 0, 0.5, 0, 60, 0, "steps.jsonl")
+    attempt = Attempt("reference", 1, 0, 1, 0, 0.5, 0, 60, 0, "steps.jsonl")
     states = {"reference": FinalState(60, 3, sha256)}
     return DrillReport((), 0, 1, (), (attempt,), 60, states, (), {}, 1.0)
 

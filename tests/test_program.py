@@ -16,7 +16,7 @@ import pytest
 from checkpointing.program import Program
 
 #: Both the program and a child of it hold the writing end of the pipe, and listen to no signal.
-SHELL = "trap '' INT TERM HUP; exec 3>{pipe}; sleep 600 & echo begun >&3; echo printed; wait"
+SHELL = "trap '' INT TERM HUP; exec 3>{pipe}; sleep 600 & echo printed; echo begun >&3; wait"
 
 
 @pytest.fixture
