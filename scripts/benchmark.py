@@ -85,12 +85,15 @@ def main(
     from scripts.benchmarks import report  # noqa: PLC0415 (as the sections)
 
     try:
-        measured = report.report_of(measures, quick=quick, command=shlex.join(command_line()))
-        report.show(measured)
-        if json_path is not None:
-            json_path.write_text(json.dumps(measured, indent=2) + "\n", "utf-8")
-        if markdown_path is not None:
-            markdown_path.write_text(report.markdown(measured), "utf-8")
+
+        def keep(measured: dict[str, Any]) -> None:
+            if json_path is not None:
+                json_path.write_text(json.dumps(measured, indent=2) + "\n", "utf-8")
+            if markdown_path is not None:
+                markdown_path.write_text(report.markdown(measured), "utf-8")
+
+        command = shlex.join(command_line())
+        report.show(report.report_of(measures, quick=quick, command=command, keep=keep))
     except (OSError, RuntimeError) as error:
         fail(str(error))
     except KeyboardInterrupt:

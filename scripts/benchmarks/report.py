@@ -40,13 +40,35 @@ _WIDTH: Final = 132
 
 
 def report_of(
-    measures: Mapping[str, Callable[..., Section]], *, quick: bool, command: str
+    measures: Mapping[str, Callable[..., Section]],
+    *,
+    quick: bool,
+    command: str,
+    keep: Callable[[Report], None] = lambda _: None,
 ) -> Report:
-    """Measures each section, and puts everything that is known into one JSON-able dict."""
+    """Measures each section, and puts everything that is known into one JSON-able dict.
+
+    Args:
+      measures: by the section's name, in the order of the report. The last one is measured first: the
+        first one takes longest, and fills the page cache with files of its own.
+      quick: whether all is tiny.
+      command: that this is.
+      keep: is given the report after each section, with those that are measured.
+    """
     before, start = machine(), time.time()
-    sections = {
-        name: dataclasses.asdict(measure(quick=quick)) for name, measure in measures.items()
-    }
+    measured: dict[str, Any] = {}
+    report: Report = {}
+    for name in reversed(measures):
+        measured[name] = dataclasses.asdict(measures[name](quick=quick))
+        sections = {known: measured[known] for known in measures if known in measured}
+        report = _report(sections, before, start, quick=quick, command=command)
+        keep(report)
+    return report
+
+
+def _report(
+    sections: dict[str, Any], before: dict[str, Any], start: float, *, quick: bool, command: str
+) -> Report:
     return {
         "format": 2,
         "command": command,
