@@ -58,7 +58,7 @@ def report_of(
     before, start = machine(), time.time()
     measured: dict[str, Any] = {}
     report: Report = {}
-    for name in reversed(measures):
+    for name in reversed(list(measures)):
         measured[name] = dataclasses.asdict(measures[name](quick=quick))
         sections = {known: measured[known] for known in measures if known in measured}
         report = _report(sections, before, start, quick=quick, command=command)
