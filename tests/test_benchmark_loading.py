@@ -116,9 +116,9 @@ def test_the_state_of_the_page_cache_is_told() -> None:
     text = loading.conditions([made], QUICK, "ext9 on a drum", 10**9)["mapped-warm"]
     for part in ("ext9 on a drum", "50.0% to 75.0% of it was in memory", "1% of the 0.9 GiB"):
         assert part in text
-    made = outcome("mapped-cold", regrain=[1.0])
-    text = loading.conditions([made], QUICK, "", 10**9)["mapped-cold"]
-    assert "nobody tells how much of it was in memory then" in text
+    made = outcome("mapped-warm", regrain=[1.0])
+    text = loading.conditions([made], QUICK, "", 10**9)["mapped-warm"]
+    assert "nobody tells how much of it was in memory" in text
 
 
 # --- the whole report -----------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """The benchmark's data is what it says, and nobody is measured who delivers something else."""
 
 import dataclasses
-import os
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,7 +38,6 @@ def test_the_workloads_are_those_of_the_project(tmp_path: Path) -> None:
     made = workloads.workloads(quick=False, mapped_gib=1, folder=tmp_path)
     assert [(w.batch_size, w.record_bytes, w.mapped) for w in made] == [
         (256, 784, False),
-        (256, 3072, True),
         (256, 3072, True),
         (64, 8192, True),
         (32, 150_528, True),
@@ -87,13 +85,9 @@ def test_another_process_gets_the_files_and_not_their_content(folder: Path) -> N
     assert np.array_equal(pickle.loads(sent).arrays["image"], data.arrays["image"])
 
 
-@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="nobody can be asked to drop it")
-def test_a_file_is_dropped_from_memory_and_read_into_it(windows: Path) -> None:
-    share = workloads.resident_share(WINDOWS, windows)
+def test_a_file_is_read_into_memory(windows: Path) -> None:
     workloads.read_through(WINDOWS, windows)
     assert workloads.resident_share(WINDOWS, windows) in (1.0, None)
-    workloads.drop(WINDOWS, windows)  # a file system without a disk behind it keeps the file
-    assert workloads.resident_share(WINDOWS, windows) in (0.0, share)
 
 
 def test_the_file_system_is_told(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from scripts.benchmarks.workloads import (
 )
 
 NAME: Final = "loading"
-WORKLOADS: Final = ("records", "mapped-warm", "mapped-cold", "tokens", "images", "training")
+WORKLOADS: Final = ("records", "mapped-warm", "tokens", "images", "training")
 MAPPED_GIB: Final = 16.0
 
 
@@ -61,7 +61,7 @@ def measure(*, quick: bool, options: Options | None = None) -> Section:
     """Measures the workloads one after the other; all files and processes end with it."""
     options, windows = options or Options(), QUICK if quick else FULL
     if options.rounds is not None:
-        windows = dataclasses.replace(windows, rounds=options.rounds, cold_rounds=options.rounds)
+        windows = dataclasses.replace(windows, rounds=options.rounds)
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as made:
         folder = Path(made)
         free, storage = free_memory(), file_system(folder)
@@ -138,7 +138,7 @@ def conditions(
             "anew each epoch, in an order of its own; an epoch's last batch may be shorter",
             "processes": "each contender in a process of its own, which opens the data itself; they take "
             "turns (A B C ... A B C ...), one works while the others wait",
-            "windows": f"{windows.rounds} of each contender ({windows.cold_rounds} with a dropped cache), "
+            "windows": f"{windows.rounds} of each contender, "
             f"after {windows.warmup} of warm-up, each of as many whole units as fill {windows.seconds:g} s, "
             f"at least one; {DISCARDED} batches right before each are not counted, so that nobody gains by "
             "what was read ahead while others were measured; ratios are between windows of the same round",
@@ -179,13 +179,7 @@ def _storage(outcome: Outcome, storage: str, free: int) -> str:
     found = (
         f"{min(shares):.1%} to {max(shares):.1%} of it" if shares else "nobody tells how much of it"
     )
-    state = (
-        "the system was asked to drop it before each window (posix_fadvise, which a disk's or a "
-        f"hypervisor's own cache does not hear), {found} was in memory then; each "
-        "window begins with a new iterator"
-        if workload.cold
-        else f"read through before, {found} was in memory (page cache) when a round began"
-    )
+    state = f"read through before, {found} was in memory (page cache) when a round began"
     return (
         f"memory-mapped from a file on {storage}, {workload.data_bytes / free:.0%} of the "
         f"{free / GIB:.1f} GiB of memory that were free; {state}"
@@ -233,7 +227,6 @@ def table(outcome: Outcome) -> Table:
 TITLES: Final = {
     "records": "256 x 784 B from memory",
     "mapped-warm": "256 x 3 KB from a memory-mapped file, page cache warm",
-    "mapped-cold": "256 x 3 KB from a memory-mapped file, page cache dropped",
     "tokens": "windows of 64 x 2,048 int32 from a memory-mapped file",
     "images": "32 x 150 KB from a memory-mapped file",
     "training": "share of the wall by which 256 x 3 KB from memory hold up 2 ms steps",

@@ -192,6 +192,8 @@ _SILENCE: Final = """\
   not asked here to do what this loader does beside it: an order that resumes in constant time, an ID for each record.
 - Each contender's settings are the fastest of those tried, by one short trial; somebody who knows it better may find
   faster ones.
+- All data is in memory, or in the page cache. A file that is read from disk is not measured: a cache that was dropped
+  turned out to be warm for those loaders that keep the file mapped.
 - One process reads. Several JAX processes, and devices other than the first, are not measured.
 - Averages hide stalls: quartiles are of windows, not of single batches.
 """

@@ -8,7 +8,7 @@ from typing import Final
 
 from scripts.benchmarks.contenders import CONTENDERS
 from scripts.benchmarks.processes import Member
-from scripts.benchmarks.workloads import Workload, drop, read_through, resident_share
+from scripts.benchmarks.workloads import Workload, read_through, resident_share
 
 Say = Callable[[str], None]
 
@@ -19,7 +19,6 @@ class Windows:
 
     Attributes:
       rounds: windows of each contender.
-      cold_rounds: the same where each window begins with an iterator made anew.
       warmup: windows of each contender before those.
       seconds: a window is as many whole units as fill so much time.
       trial_seconds: the same for a setting's trial; ``None``: no trial, the first setting is used.
@@ -27,15 +26,14 @@ class Windows:
     """
 
     rounds: int
-    cold_rounds: int
     warmup: int
     seconds: float
     trial_seconds: float | None
     steps: int
 
 
-FULL: Final = Windows(rounds=11, cold_rounds=5, warmup=1, seconds=0.4, trial_seconds=0.2, steps=100)
-QUICK: Final = Windows(rounds=2, cold_rounds=2, warmup=0, seconds=0.0, trial_seconds=None, steps=3)
+FULL: Final = Windows(rounds=11, warmup=1, seconds=0.4, trial_seconds=0.2, steps=100)
+QUICK: Final = Windows(rounds=2, warmup=0, seconds=0.0, trial_seconds=None, steps=3)
 
 #: Windows of a setting's trial, unless the first ones take so long that fewer must do.
 TRIALS: Final = 3
@@ -51,8 +49,7 @@ class Outcome:
       windows: for each contender the figures of each window, by name: ``rate`` in records per second;
         where it trains what `training.Trainer.window` returns.
       absent: why the others were not measured.
-      resident: share of the data's file in memory, at the begin of each round, or of each window of
-        a workload that begins with none of it.
+      resident: share of the data's file in memory, at the begin of each round.
     """
 
     workload: Workload
@@ -103,14 +100,10 @@ class Run:
             self._open(name, member)
             if faults := member.ask("check"):
                 raise RuntimeError(f"{name} delivered something else than the data: {faults}")
-            if self._workload.cold:
-                member.ask("close")
-        rounds = self._windows.cold_rounds if self._workload.cold else self._windows.rounds
-        for number in range(self._windows.warmup + rounds):
+        for number in range(self._windows.warmup + self._windows.rounds):
             self._round(number)
-        if not self._workload.cold:
-            for member in self._members.values():
-                member.ask("close")
+        for member in self._members.values():
+            member.ask("close")
 
     def _best_setting(self, name: str, member: Member) -> str:
         """The fastest of a contender's settings; the first one if there is no trial."""
@@ -127,8 +120,6 @@ class Run:
 
     def _trial(self, name: str, member: Member, seconds: float) -> float:
         """The best rate of a few windows, after one that warms up: what else runs only takes away."""
-        if self._workload.cold:
-            return self._cold_window(name, member)["rate"]
         self._open(name, member)
         self._window(member, 0.0)
         end = time.monotonic() + TRIALS * seconds
@@ -140,25 +131,13 @@ class Run:
 
     def _round(self, number: int) -> None:
         """A window of each contender."""
-        if self._workload.mapped and not self._workload.cold:
+        if self._workload.mapped:
             self._outcome.resident.append(resident_share(self._workload, self._place))
         for name, member in self._members.items():
             self._say(f"round {number + 1}, {name}")
-            if self._workload.cold:
-                figures = self._cold_window(name, member)
-            else:
-                figures = self._window(member, self._windows.seconds)
+            figures = self._window(member, self._windows.seconds)
             if number >= self._windows.warmup:
                 self._outcome.windows.setdefault(name, []).append(figures)
-
-    def _cold_window(self, name: str, member: Member) -> dict[str, float]:
-        """A window that begins with nothing of the file in memory, and its iterator made anew."""
-        drop(self._workload, self._place)
-        self._outcome.resident.append(resident_share(self._workload, self._place))
-        self._open(name, member)
-        figures = self._window(member, 0.0)
-        member.ask("close")
-        return figures
 
     def _open(self, name: str, member: Member) -> None:
         member.ask(

@@ -2,7 +2,6 @@
 
 import ctypes
 import dataclasses
-import gc
 import itertools
 import mmap
 import os
@@ -41,7 +40,6 @@ class Workload:
       stride: for windows, the elements from the begin of one to that of the next; 0 for records that
         lie side by side.
       mapped: whether the field is memory-mapped from a file, rather than read into memory.
-      cold: whether each window begins with nothing of that file in memory.
       unit: batches that are delivered between two looks at the clock; ``None`` for an epoch.
       trains: whether a training step consumes each batch.
     """
@@ -55,7 +53,6 @@ class Workload:
     batch_size: int
     stride: int = 0
     mapped: bool = False
-    cold: bool = False
     unit: int | None = None
     trains: bool = False
 
@@ -102,7 +99,7 @@ class Workload:
 
 
 def workloads(*, quick: bool, mapped_gib: float, folder: Path) -> tuple[Workload, ...]:
-    """The five workloads, the mapped one twice; ``quick`` makes all data tiny."""
+    """The five workloads; ``quick`` makes all data tiny."""
     mapped = 2000 if quick else mapped_bytes(mapped_gib, folder) // 3072
     few = quick
     image = (224, 224, 3)
@@ -110,7 +107,6 @@ def workloads(*, quick: bool, mapped_gib: float, folder: Path) -> tuple[Workload
     return (
         Workload("records", "records", 2000 if few else 60_000, "image", "uint8", (784,), 256),
         Workload("mapped-warm", "mapped", mapped, **big, mapped=True, unit=200),
-        Workload("mapped-cold", "mapped", mapped, **big, mapped=True, cold=True, unit=16),
         Workload(
             "tokens", "tokens", 500 if few else 50_000, "tokens", "int32", (2048,), 64, 1531, True
         ),
@@ -206,13 +202,6 @@ def read_through(workload: Workload, folder: Path) -> None:
     with _field_path(workload, folder).open("rb", buffering=0) as file:
         while file.read(_WRITE_BYTES):
             pass
-
-
-def drop(workload: Workload, folder: Path) -> None:
-    """Asks the system to forget the field's file; it keeps what some process has mapped and read."""
-    gc.collect()
-    with _field_path(workload, folder).open("rb") as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def resident_share(workload: Workload, folder: Path) -> float | None:
