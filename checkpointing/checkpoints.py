@@ -773,6 +773,8 @@ class _Writer:
                 f"step {step} is saved in {self._directory.path}, but steps before it could not be"
             )
             self._note(RuntimeError(f"{what} deleted: {error}"), error)
+            if self._processes.are_several:
+                self._error = None  # no other process knows of it: it is logged, and stops nobody
 
     def _note(self, error: RuntimeError, cause: Exception) -> None:
         """Keeps an error for the next call, and logs it in case that there is none."""
