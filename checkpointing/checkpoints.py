@@ -748,8 +748,9 @@ class _Writer:
             self._delete_old(save)
 
     def _write(self, save: "_Save") -> None:
-        for future in save.writing:
-            future.result()
+        failed = [error for error in map(_error_of, save.writing) if error is not None]
+        if failed:  # only now, when nobody writes any more where the step is to be removed
+            raise failed[0]
         if self._processes.are_several:
             seal_part(self._directory.unfinished_path(save.manifest.step), self._processes.index)
 
@@ -989,6 +990,15 @@ def _file_bytes(stored: Any) -> int:
     """
     largest: int = max(leaf.nbytes for leaf in jax.tree.leaves(stored))
     return min(max(_FILE_BYTES, largest), _MAX_FILE_BYTES)
+
+
+def _error_of(future: ocp.Future) -> Exception | None:
+    """What something in the background has failed with, once it is over."""
+    try:
+        future.result()
+    except Exception as error:  # noqa: BLE001 (whatever it is, the save has failed)
+        return error
+    return None
 
 
 def _run(work: Coroutine[Any, Any, _Result]) -> _Result:

@@ -69,7 +69,7 @@ def test_a_run_measures_each_contender_on_each_workload(run: dict[str, Any]) -> 
 
 def test_a_run_holds_what_it_got_against_the_targets(run: dict[str, Any]) -> None:
     targets = {target["name"]: target for target in run["report"]["targets"]}
-    assert len(targets) == 11
+    assert len(targets) == 10
     assert targets["records: regrain / better bare gather"]["wanted"] == ">= 0.85"
     assert targets["records: regrain / fastest peer loader"]["wanted"] == ">= 5"
     assert targets["records: regrain / grain per record"]["wanted"] == ">= 150"

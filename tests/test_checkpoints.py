@@ -1178,6 +1178,44 @@ def test_saves_are_whole_however_threads_take_turns(run_directory: pathlib.Path)
         checkpointing.load(run_directory, step)
 
 
+def test_a_save_that_fails_is_removed_when_nobody_writes_there_any_more(
+    run_directory: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several things that are written in the background, the first may fail while others go on."""
+    over = threading.Event()
+    removed: list[bool] = []
+
+    class Fails:
+        def result(self) -> None:
+            raise PlannedError("the disk is full")
+
+    class Slow:
+        def result(self) -> None:
+            time.sleep(0.2)
+            over.set()
+
+    with Checkpoints(run_directory, a_pipeline(), 1, 9) as checkpoints:
+        run = checkpoints.resume(a_state())
+        state = train_step(run.train_state, next(run.batches))
+        writer, clean = checkpoints._writer, checkpoints._directory.clean_step
+
+        async def save(*_: Any, **__: Any) -> list[Any]:
+            return [Fails(), Slow()]
+
+        def noted(step: int) -> None:
+            removed.append(over.is_set())
+            clean(step)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(writer._handler, "async_save", save)
+            patch.setattr(checkpoints._directory, "clean_step", noted)
+            checkpoints.save(run.batches, state)
+            with pytest.raises(RuntimeError, match="the disk is full"):
+                checkpoints.wait()
+        assert removed == [True]
+        assert [path.name for path in run_directory.iterdir()] == [".lock"]
+
+
 def test_a_thread_that_cannot_be_started_is_an_error_of_that_save_alone(
     run_directory: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
