@@ -50,7 +50,7 @@ def _command(example: Example) -> None:
         environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
-            "PYTEST_ADDOPTS": f"--basetemp={pathlib.Path.cwd() / 'pytest'}",
+            "PYTEST_ADDOPTS": shlex.quote(f"--basetemp={pathlib.Path.cwd() / 'pytest'}"),
         }
         arguments = [sys.executable, *shlex.split(command)[1:]]
         done = subprocess.run(
