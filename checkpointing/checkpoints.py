@@ -465,8 +465,7 @@ class Checkpoints:
             newest = f"{steps[-_SHOWN_STEPS:]} ({len(steps)} of them)"
             return {"steps": newest, **_told(self._manifest(identity, ()))}
 
-        number = self._processes.number()
-        return self._processes.together(number, "resume", find, told)
+        return self._together("resume", find, same=told)
 
     def _together(
         self,
@@ -475,7 +474,7 @@ class Checkpoints:
         *arguments: Any,
         same: Callable[[_Result], Mapping[str, str]] | None = None,
     ) -> _Result:
-        """Does something with a checkpoint on every process: it is damaged where any has found it to be."""
+        """Does something on every process; a checkpoint is damaged where any has found it to be."""
         number = self._processes.number()
         try:
             return self._processes.together(number, what, lambda: work(*arguments), same)

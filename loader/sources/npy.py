@@ -71,7 +71,7 @@ class NpySource:
             name: check_field(name, Field(one.array.dtype, one.array.shape[1:]))
             for name, one in self._maps.items()
         }
-        self._reads = [(name, one.check, one.array) for name, one in self._maps.items()]
+        self._reads = [(name, one.prepare, one.array) for name, one in self._maps.items()]
         self._reading = {
             "format": "npy",
             "files": {name: one.file for name, one in folder.fields.items()},
@@ -130,8 +130,8 @@ class NpySource:
           ValueError: a file has changed since it was opened; names it and the first row.
         """
         made = {}
-        for name, check, array in self._reads:
-            check(rows)
+        for name, prepare, array in self._reads:
+            prepare(rows)
             made[name] = array.take(rows, 0)
         return made
 
@@ -172,8 +172,8 @@ class _Map:
         self.array, memory = _mapped(files, number, field)
         self._ahead = ReadAhead(memory, self.array[:1].nbytes)
 
-    def check(self, rows: npt.NDArray[np.int64]) -> None:
-        """Raises if the file has changed."""
+    def prepare(self, rows: npt.NDArray[np.int64]) -> None:
+        """To be called before rows are read: raises if the file has changed; advises on reading ahead."""
         found = os.fstat(self._fd)
         if found.st_mtime_ns != self._mtime_ns or found.st_size != self._size:
             self._files.check(self._number, int(rows[0]) if len(rows) else None, fd=self._fd)
@@ -195,7 +195,7 @@ class _MappedIds:
             yield self._as_ids(self._map.array[start : start + _BLOCK_ROWS])
 
     def __call__(self, rows: npt.NDArray[np.int64], /) -> npt.NDArray[Any]:
-        self._map.check(rows)
+        self._map.prepare(rows)
         return self._as_ids(self._map.array.take(rows, 0))
 
     def _as_ids(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
