@@ -18,13 +18,13 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from numpy import add, bitwise_xor, multiply, right_shift
+from numpy import add, multiply, right_shift
 
 from loader.config import PipelineConfig
 from loader.order import MAX_EPOCH, MAX_SEED
+from loader.splitmix import GOLDEN, Words, mix, word
 
 Keys = npt.NDArray[np.uint32]
-_Words = npt.NDArray[np.uint64]
 
 #: Changing what `record_keys` returns means a new number here.
 KEYS_VERSION: Final = 1
@@ -34,20 +34,7 @@ KEY_FIELD: Final = "key"
 
 #: Characters of an ID that are hashed at once: bounds the memory that long IDs take.
 _BLOCK_CHARACTERS: Final = 64
-
-
-def _word(value: int) -> _Words:
-    # As an operand, an array without axes costs NumPy half of what a scalar does.
-    return np.array(value, np.uint64)
-
-
-# SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014;
-# constants of Stafford's mix 13): its increment, and the multipliers and shifts of its finaliser.
-_GOLDEN: Final = _word(0x9E3779B97F4A7C15)
-_MIX_1, _MIX_2 = _word(0xBF58476D1CE4E5B9), _word(0x94D049BB133111EB)
-_U27, _U30, _U31 = _word(27), _word(30), _word(31)
-_U11: Final = _word(11)
-_NONE: Final = _word(0)
+_U11: Final = word(11)
 
 
 def record_keys(ids: npt.ArrayLike, seed: int, epoch: int) -> Keys:
@@ -71,9 +58,9 @@ def record_keys(ids: npt.ArrayLike, seed: int, epoch: int) -> Keys:
       TypeError, ValueError: an argument of the wrong type, or outside its range.
     """
     before, between = _words_of_epoch(seed, epoch)
-    words = multiply(_words_of_ids(ids), _GOLDEN)
+    words = multiply(_words_of_ids(ids), GOLDEN)
     add(words, before, words)
-    _mix(words, between)
+    mix(words, between)
     # The lower half comes first, on every machine.
     halves = words.astype("<u8", copy=False).view("<u4").reshape(-1, 2)
     return halves.astype(np.uint32, copy=False)
@@ -101,8 +88,8 @@ def uniforms(keys: npt.ArrayLike, n: int) -> npt.NDArray[np.float64]:
     count = _index("n", n)
     if count < 0:
         raise ValueError(f"n is how many numbers each record gets, not {count}")
-    words = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN + seeds[:, np.newaxis]
-    _mix(words)
+    words = np.arange(1, count + 1, dtype=np.uint64) * GOLDEN + seeds[:, np.newaxis]
+    mix(words)
     draws: npt.NDArray[np.float64] = right_shift(words, _U11) * 2.0**-53
     return draws
 
@@ -143,36 +130,18 @@ def check_key_field(fields: Collection[str], config: PipelineConfig) -> None:
         )
 
 
-def _mix(words: _Words, flipped: _Words = _NONE) -> None:
-    """SplitMix64's finaliser, in place: a bijection in which every output bit depends on every input bit.
-
-    Args:
-      words: uint64[...].
-      flipped: uint64[()], the bits to flip between its two halves.
-    """
-    shifted = right_shift(words, _U30)
-    bitwise_xor(words, shifted, words)
-    multiply(words, _MIX_1, words)
-    right_shift(words, _U27, shifted)
-    bitwise_xor(words, shifted, words)
-    bitwise_xor(words, flipped, words)
-    multiply(words, _MIX_2, words)
-    right_shift(words, _U31, shifted)
-    bitwise_xor(words, shifted, words)
-
-
 @functools.lru_cache(maxsize=64, typed=True)
-def _words_of_epoch(seed: int, epoch: int) -> tuple[_Words, _Words]:
+def _words_of_epoch(seed: int, epoch: int) -> tuple[Words, Words]:
     for name, value, limit in (("seed", seed, MAX_SEED), ("epoch", epoch, MAX_EPOCH)):
         if not 0 <= _index(name, value) <= limit:
             raise ValueError(f"{name} must be 0 to {limit}, not {value}")
     message = struct.pack("<QQQ", KEYS_VERSION, seed, epoch)
     digest = hashlib.blake2b(message, digest_size=16, person=b"regrain.keys").digest()
     before, between = struct.unpack("<2Q", digest)
-    return _word(before), _word(between)
+    return word(before), word(between)
 
 
-def _words_of_ids(ids: npt.ArrayLike) -> _Words:
+def _words_of_ids(ids: npt.ArrayLike) -> Words:
     """64 bits for each ID: an integer's own, and a hash of a string's characters."""
     array = np.asarray(ids)
     if array.ndim != 1:
@@ -184,7 +153,7 @@ def _words_of_ids(ids: npt.ArrayLike) -> _Words:
     return np.ascontiguousarray(array, np.int64).view(np.uint64)
 
 
-def _hashes(ids: npt.NDArray[np.str_]) -> _Words:
+def _hashes(ids: npt.NDArray[np.str_]) -> Words:
     """Multilinear hashes of strings: the sum of each character times a coefficient of its place.
 
     They do not depend on how wide the array is, since what fills a string up is 0. Two IDs of ASCII
@@ -202,22 +171,22 @@ def _hashes(ids: npt.NDArray[np.str_]) -> _Words:
 
 
 @functools.lru_cache(maxsize=64)
-def _coefficients(first: int) -> _Words:
+def _coefficients(first: int) -> Words:
     """Those of the places from ``first`` on: what SplitMix64 gives from the seed 0."""
     places = np.arange(first + 1, first + 1 + _BLOCK_CHARACTERS, dtype=np.uint64)
-    words = places * _GOLDEN
-    _mix(words)
+    words = places * GOLDEN
+    mix(words)
     return words
 
 
-def _words_of_keys(keys: npt.ArrayLike) -> _Words:
+def _words_of_keys(keys: npt.ArrayLike) -> Words:
     array = np.asarray(keys)
     if array.dtype != np.uint32 or array.ndim != 2 or array.shape[1] != 2:
         raise ValueError(
             f"keys are uint32[k, 2], the field {KEY_FIELD!r} that record_keys=True adds to a batch, "
             f"not {array.dtype}{list(array.shape)}"
         )
-    words: _Words = array[:, 0] + (array[:, 1].astype(np.uint64) << np.uint64(32))
+    words: Words = array[:, 0] + (array[:, 1].astype(np.uint64) << np.uint64(32))
     return words
 
 

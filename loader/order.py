@@ -26,9 +26,10 @@ import numpy as np
 import numpy.typing as npt
 from numpy import add, minimum, multiply, right_shift, subtract
 
+from loader.splitmix import GOLDEN, MIX_1, Words, mix, word
+
 Shuffle = Literal["feistel", "permutation", "none"]
 Rows = npt.NDArray[np.int64]
-_Words = npt.NDArray[np.uint64]
 
 SHUFFLES: Final[tuple[str, ...]] = get_args(Shuffle)
 
@@ -47,13 +48,6 @@ _ROUNDS: Final = 8
 _BLOCK: Final = 1 << 14
 #: Smaller permutations are made in less time than a thread would save.
 _AHEAD_FROM: Final = 1 << 16
-
-# The odd multipliers of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
-# generators", OOPSLA 2014; constants of Stafford's mix 13) and its golden-ratio increment.
-_MIX_1: Final = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2: Final = np.uint64(0x94D049BB133111EB)
-_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
-_U27, _U30, _U31 = (np.uint64(bits) for bits in (27, 30, 31))
 
 
 def epoch_order(
@@ -260,18 +254,12 @@ def _numpy_permutation(num_records: int, seed: int, epoch: int) -> Rows:
 @functools.lru_cache(maxsize=16)
 def _exact_permutation(num_records: int, seed: int, epoch: int) -> Rows:
     (key,) = _keys(num_records, seed, epoch, 1)
-    hashes = _mix(np.arange(1, num_records + 1, dtype=np.uint64) * _GOLDEN + key)
+    hashes = np.arange(1, num_records + 1, dtype=np.uint64) * GOLDEN + key
+    mix(hashes)
     # No two rows tie: each step from row to hash is a bijection of 64-bit words.
     rows = np.argsort(hashes).astype(np.int64)
     rows.flags.writeable = False
     return rows
-
-
-def _mix(words: _Words) -> _Words:
-    """SplitMix64's finaliser: a bijection of 64-bit words in which every output bit depends on every input bit."""
-    words = (words ^ (words >> _U30)) * _MIX_1
-    words = (words ^ (words >> _U27)) * _MIX_2
-    return words ^ (words >> _U31)
 
 
 def _keys(num_records: int, seed: int, epoch: int, count: int) -> list[np.uint64]:
@@ -289,15 +277,15 @@ class _Network:
     scalar does.
     """
 
-    b: _Words
+    b: Words
     #: Of each round the key, and the side of the half that it moves: a, b, a, b, ...
-    rounds: tuple[tuple[_Words, _Words], ...]
+    rounds: tuple[tuple[Words, Words], ...]
     limit: int
 
     @classmethod
     def of(cls, a: int, b: int, keys: list[np.uint64], limit: int) -> "_Network":
-        sides = _word(a), _word(b)
-        rounds = tuple((_word(key), sides[i % 2]) for i, key in enumerate(keys))
+        sides = word(a), word(b)
+        rounds = tuple((word(key), sides[i % 2]) for i, key in enumerate(keys))
         return cls(sides[1], rounds, limit)
 
 
@@ -314,16 +302,11 @@ def _network(num_records: int, seed: int, epoch: int) -> _Network:
     return _Network.of(a, b, _keys(num_records, seed, epoch, _ROUNDS), num_records)
 
 
-def _word(value: int | np.uint64) -> _Words:
-    return np.array(value, np.uint64)
+_W_32: Final = word(32)
+_Step = Callable[[Words, _Network], Words]
 
 
-_W_MIX_1: Final = _word(_MIX_1)
-_W_32: Final = _word(32)
-_Step = Callable[[_Words, _Network], _Words]
-
-
-def _walk(step: _Step, points: _Words, network: _Network) -> Rows:
+def _walk(step: _Step, points: Words, network: _Network) -> Rows:
     """Applies a permutation of ``a * b`` points until each is a record.
 
     Cycle walking (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002) makes a
@@ -339,36 +322,36 @@ def _walk(step: _Step, points: _Words, network: _Network) -> Rows:
     return points.view(np.int64)
 
 
-def _forward(points: _Words, network: _Network) -> _Words:
+def _forward(points: Words, network: _Network) -> Words:
     left, right = _split(points, network)
     left, right = _rounds(left, right, network.rounds, add, subtract)
     return _joined(left, right, network)
 
 
-def _backward(points: _Words, network: _Network) -> _Words:
+def _backward(points: Words, network: _Network) -> Words:
     left, right = _split(points, network)
     right, left = _rounds(right, left, network.rounds[::-1], subtract, add)
     return _joined(left, right, network)
 
 
-def _split(points: _Words, network: _Network) -> tuple[_Words, _Words]:
+def _split(points: Words, network: _Network) -> tuple[Words, Words]:
     left = points // network.b
     right = left * network.b
     return left, subtract(points, right, right)
 
 
-def _joined(left: _Words, right: _Words, network: _Network) -> _Words:
+def _joined(left: Words, right: Words, network: _Network) -> Words:
     multiply(left, network.b, left)
     return add(left, right, left)
 
 
 def _rounds(
-    left: _Words,
-    right: _Words,
-    rounds: tuple[tuple[_Words, _Words], ...],
+    left: Words,
+    right: Words,
+    rounds: tuple[tuple[Words, Words], ...],
     move: np.ufunc,
     correct: np.ufunc,
-) -> tuple[_Words, _Words]:
+) -> tuple[Words, Words]:
     """Moves the left half by a keyed hash of the right one, modulo its side, then swaps them; and so on.
 
     The hash is a middle square (the upper half of the low 64 bits of a square, as in Widynski,
@@ -378,7 +361,7 @@ def _rounds(
     rounds of it from NumPy's permutations; they can tell four. One trait is left by construction:
     where both sides are odd and their product is the number of records, the permutation is even.
     """
-    out, mix, half = np.empty_like(left), _W_MIX_1, _W_32
+    out, mix, half = np.empty_like(left), MIX_1, _W_32
     # For a batch, nearly all time goes into calling NumPy: hence bare names, and outputs as third
     # arguments.
     for key, side in rounds:

@@ -33,6 +33,7 @@ RUNTIME = {"grain", "jax", "numpy", "orbax-checkpoint"}
 NUMPY_ALONE = (
     "loader.config",
     "loader.order",
+    "loader.splitmix",
     "loader.fingerprint",
     "loader.file_marks",
     "loader.keys",

@@ -19,9 +19,9 @@ from loader.order import Rows, epoch_order, position_of
 #: Positions of an epoch that are derived a second time: all of them up to here, a sample beyond.
 SAMPLED_POSITIONS: Final = 256
 
-_MASK: Final = 2**64 - 1
+MASK: Final = 2**64 - 1
 _EXACT_UP_TO: Final = 4096
-_MIX_1, _MIX_2, _GOLDEN = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15
+_MIX_1, _MIX_2, GOLDEN = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15
 
 
 def by_formula(
@@ -47,7 +47,7 @@ def by_formula(
         return [int(whole[position]) for position in positions]
     if num_records <= _EXACT_UP_TO:
         (key,) = _keys(num_records, seed, epoch, 1)
-        order = sorted(range(num_records), key=lambda row: _mix((row + 1) * _GOLDEN + key & _MASK))
+        order = sorted(range(num_records), key=lambda row: mix((row + 1) * GOLDEN + key & MASK))
         return [order[position] for position in positions]
     keys = _keys(num_records, seed, epoch, 8)
     root = math.isqrt(num_records - 1) + 1
@@ -69,13 +69,14 @@ def _network(point: int, num_records: int, a: int, b: int, keys: Sequence[int]) 
 
 
 def _round(word: int, key: int, side: int) -> int:
-    word = word * _MIX_1 + key & _MASK
-    return ((word * word & _MASK) >> 32) * side >> 32
+    word = word * _MIX_1 + key & MASK
+    return ((word * word & MASK) >> 32) * side >> 32
 
 
-def _mix(word: int) -> int:
-    word = (word ^ word >> 30) * _MIX_1 & _MASK
-    word = (word ^ word >> 27) * _MIX_2 & _MASK
+def mix(word: int, flipped: int = 0) -> int:
+    """SplitMix64's finaliser of a 64-bit word, with some bits flipped between its halves."""
+    word = (word ^ word >> 30) * _MIX_1 & MASK
+    word = (word ^ word >> 27 ^ flipped) * _MIX_2 & MASK
     return word ^ word >> 31
 
 

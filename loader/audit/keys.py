@@ -8,13 +8,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from loader.audit.formula import GOLDEN, MASK, mix
 from loader.keys import KEY_FIELD, record_keys
 
 #: Records of an epoch whose keys are derived a second time.
 SAMPLED_KEYS: Final = 256
-
-_MASK: Final = 2**64 - 1
-_MIX_1, _MIX_2, _GOLDEN = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15
 
 
 def key_by_formula(record_id: int | str, seed: int, epoch: int) -> tuple[int, int]:
@@ -24,17 +22,11 @@ def key_by_formula(record_id: int | str, seed: int, epoch: int) -> tuple[int, in
     before, between = struct.unpack("<2Q", digest)
     if isinstance(record_id, str):
         places = enumerate(record_id, start=1)
-        word = sum(ord(one) * _mix(place * _GOLDEN & _MASK) for place, one in places)
+        word = sum(ord(one) * mix(place * GOLDEN & MASK) for place, one in places)
     else:
         word = record_id
-    key = _mix(word * _GOLDEN + before & _MASK, between)
+    key = mix(word * GOLDEN + before & MASK, between)
     return key & 2**32 - 1, key >> 32
-
-
-def _mix(word: int, flipped: int = 0) -> int:
-    word = (word ^ word >> 30) * _MIX_1 & _MASK
-    word = (word ^ word >> 27 ^ flipped) * _MIX_2 & _MASK
-    return word ^ word >> 31
 
 
 class KeyCheck:
