@@ -42,7 +42,8 @@ _COMMIT_FILE: Final = "commit_success.txt"
 #: Orbax's name for what one process writes of the arrays, and ours for what it then knows of its files.
 _PART_FOLDER: Final = "ocdbt.process_{}"
 _PART_FILE: Final = "part-{}.json"
-_TMP_SUFFIX: Final = ".orbax-checkpoint-tmp"
+#: Orbax's, of the name of a directory in which a step is written.
+TMP_SUFFIX: Final = ".orbax-checkpoint-tmp"
 _TRASH: Final = ".trash"
 _LOCK: Final = ".lock"
 #: A step that cannot be read for one of these is not damaged: another try may well succeed.
@@ -154,7 +155,7 @@ class RunDirectory:
 
     def unfinished_path(self, step: int) -> pathlib.Path:
         """Where a step is while it is written: under a name that does not count as one."""
-        return self.path / f"{step}{_TMP_SUFFIX}"
+        return self.path / f"{step}{TMP_SUFFIX}"
 
     def make_step(self, step: int) -> None:
         """Makes the directory in which a step is written, with one in it for each item."""
@@ -254,7 +255,7 @@ class RunDirectory:
     def _clean(self) -> None:
         """Removes what killed processes left: saves that never committed, and deletions half done."""
         for path in self.path.iterdir():
-            if path.name.endswith(_TMP_SUFFIX):
+            if path.name.endswith(TMP_SUFFIX):
                 _remove(path)
         self._empty_trash()
 

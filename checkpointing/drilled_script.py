@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Final, Self
 
-from checkpointing.directory import RunDirectory, StepDamagedError
+from checkpointing.directory import TMP_SUFFIX, RunDirectory, StepDamagedError
 from checkpointing.drill_report import DrillError
 from checkpointing.program import Program
 from checkpointing.programs import Programs
@@ -25,7 +25,6 @@ COORDINATOR, PROCESS_INDEX, PROCESS_COUNT = "{coordinator}", "{process_index}", 
 #: What a command must say for several processes to find each other.
 PROCESS_PLACEHOLDERS: Final = (COORDINATOR, PROCESS_INDEX, PROCESS_COUNT)
 
-_TMP_SUFFIX: Final = ".orbax-checkpoint-tmp"
 _POLL_SECONDS: Final = 0.001
 
 
@@ -87,7 +86,7 @@ class DrilledScript(Programs):
     def saving(self) -> list[int]:
         """Steps whose temporary directories are there."""
         with contextlib.suppress(FileNotFoundError), os.scandir(self.run_dir) as entries:
-            names = [entry.name.partition(_TMP_SUFFIX) for entry in entries]
+            names = [entry.name.partition(TMP_SUFFIX) for entry in entries]
             return [int(step) for step, suffix, _ in names if suffix and step.isdigit()]
         return []
 

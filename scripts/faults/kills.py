@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, get_args
 
 import checkpointing
 from checkpointing import CheckpointDamagedError, Delivery, Manifest
+from checkpointing.directory import TMP_SUFFIX
 from checkpointing.program import Program
 from scripts.faults import run
 
@@ -26,7 +27,6 @@ Phase = Literal["start-up", "training", "writing", "committing", "deleting"]
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 COMMAND: Final = (sys.executable, run.__file__)
 
-_TMP_SUFFIX: Final = ".orbax-checkpoint-tmp"
 _TRASH: Final = ".trash"
 #: The last file that Orbax writes before the manifest is completed and the step is committed.
 _WRITTEN: Final = "train_state/manifest.ocdbt"
@@ -335,7 +335,7 @@ class _Process(Program):
     def phase(self) -> Phase:
         """What it is doing, as its directory looks from outside."""
         names = self._names()
-        saving = [name for name in names if name.endswith(_TMP_SUFFIX)]
+        saving = [name for name in names if name.endswith(TMP_SUFFIX)]
         if _TRASH in names:
             return "deleting"
         if saving:
@@ -350,7 +350,7 @@ class _Process(Program):
         if not delivered:
             return "start-up"
         for name in self._names():
-            if name.endswith(_TMP_SUFFIX):
+            if name.endswith(TMP_SUFFIX):
                 return "committing" if _is_sealed(self.directory / name) else "writing"
         return self.phase()
 
