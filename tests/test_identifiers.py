@@ -129,3 +129,16 @@ def test_the_digest_of_ids_is_theirs_alone(files: FileSet) -> None:
     assert made(files, lambda rows: rows * 2).column == made(files, lambda rows: 2 * rows).column
     rules: list[IdRule] = ["file:row", "row", lambda rows: rows + 1, lambda rows: rows.astype("U")]
     assert len({made(files, rule).column.digest for rule in rules}) == len(rules)
+
+
+def test_rows_that_are_not_there_have_no_id_also_once_texts_are_remembered(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("a", "b")]
+    for file in files:
+        file.write_bytes(b"x")
+    found = FileSet.open(tmp_path, [""])
+    ids = make_ids("file:row", found, FileRows.of(found, [2, 3]))
+    for _ in range(3):
+        assert ids(np.arange(5)).tolist() == ["a:0", "a:1", "b:0", "b:1", "b:2"]
+        for row in (-1, 5):
+            with pytest.raises(IndexError, match="rows run from 0 to 4"):
+                ids(np.array([0, row]))

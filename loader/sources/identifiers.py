@@ -17,6 +17,7 @@ from loader.fingerprint import ColumnDigest, check_ids, read_ids
 from loader.sources.files import FileRows, FileSet
 from loader.sources.kept import KeptIds
 from loader.sources.numbered import NumberedNames
+from loader.sources.remembered import RememberedTexts
 from loader.sources.unique import scan_ids
 
 FILE_ROW: Final = "file:row"
@@ -135,13 +136,18 @@ class _RowIds:
 
 class _FileRowIds:
     def __init__(self, files: FileSet, rows: FileRows) -> None:
-        self._rows, self._texts = rows, NumberedNames(files.names, rows.counts)
+        self._rows, self._names = rows, NumberedNames(files.names, rows.counts)
+        self._texts = RememberedTexts(self._made, len(rows))
         self.column: Final = ColumnDigest(
             "str", (), _digest([FILE_ROW, files.names, rows.counts.tolist()])
         )
 
     def __call__(self, rows: Rows, /) -> npt.NDArray[Any]:
-        return self._texts(*self._rows.locate(rows))
+        self._rows.check(rows)
+        return self._texts(rows)
+
+    def _made(self, rows: Rows) -> npt.NDArray[np.str_]:
+        return self._names(*self._rows.locate(rows))
 
 
 class _FunctionIds:

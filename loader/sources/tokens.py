@@ -23,6 +23,7 @@ from loader.sources.files import Data, FileRows, FileSet
 from loader.sources.numbered import NumberedNames
 from loader.sources.protocol import Field
 from loader.sources.read_ahead import ReadAhead
+from loader.sources.remembered import RememberedTexts
 from loader.sources.windows import Windows
 
 Rest = Literal["drop", "pad"]
@@ -246,7 +247,8 @@ class _OffsetIds:
         self, files: FileSet, lengths: Sequence[int], rows: FileRows, windows: Windows
     ) -> None:
         self._rows, self._windows = rows, windows
-        self._texts = NumberedNames(files.names, np.array(lengths))
+        self._names = NumberedNames(files.names, np.array(lengths))
+        self._texts = RememberedTexts(self._made, len(rows))
         self._numbers = {name: number for number, name in enumerate(files.names)}
         digest = hashlib.sha256(json.dumps(["file:offset", files.names, windows.stride]).encode())
         for array in (windows.counts, windows.firsts, windows.starts):
@@ -254,8 +256,12 @@ class _OffsetIds:
         self.column: Final = ColumnDigest("str", (), "sha256:" + digest.hexdigest())
 
     def __call__(self, rows: npt.NDArray[np.int64], /) -> npt.NDArray[np.str_]:
+        self._rows.check(rows)
+        return self._texts(rows)
+
+    def _made(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.str_]:
         files, _ = self._rows.locate(rows)
-        return self._texts(files, self._windows.offsets(rows))
+        return self._names(files, self._windows.offsets(rows))
 
     def rows_of(self, ids: npt.NDArray[Any], /) -> npt.NDArray[np.int64]:
         return np.array([self._row_of(one) for one in ids.tolist()], np.int64)

@@ -19,6 +19,7 @@ NAME: Final = "formats"
 
 BATCH: Final = 256
 IMAGE: Final = 784
+LARGE: Final = 3072
 #: Of text, records of a batch, and tokens of a window.
 WINDOWS: Final = 64
 WINDOW: Final = 2048
@@ -128,27 +129,49 @@ def bare_rows(num_records: int, batch: int, seed: int) -> Iterator[Rows]:
                 yield order[low : low + batch]
 
 
-def records(count: int) -> Arrays:
-    """``image uint8[n, 784]`` of noise and ``label int32[n]``."""
+def records(count: int, image: int = IMAGE) -> Arrays:
+    """``image uint8[n, image]`` of noise and ``label int32[n]``."""
     generator = np.random.default_rng(0)
     return {
-        "image": generator.integers(0, 256, (count, IMAGE), np.uint8),
+        "image": generator.integers(0, 256, (count, image), np.uint8),
         "label": generator.integers(0, 10, count, np.int32),
     }
 
 
 @contextlib.contextmanager
 def npy(place: Path, count: int) -> Iterator[Format]:
-    """A folder of ``.npy`` files."""
-    for name, array in records(count).items():
+    """A folder of ``.npy`` files, whose bare reader is the index that one sees in training scripts."""
+    source, mapped = npy_folder(place, records(count))
+    how = "np.load(path, mmap_mode='r')[rows] for each field"
+    yield Format(source, lambda rows: {name: array[rows] for name, array in mapped.items()}, how)
+
+
+@contextlib.contextmanager
+def npy_taken(place: Path, count: int) -> Iterator[Format]:
+    """The same files, whose bare reader is the fastest call that NumPy has."""
+    source, mapped = npy_folder(place, records(count))
+    how = "np.take(np.load(path, mmap_mode='r'), rows, axis=0) for each field"
+    yield Format(source, taken(mapped), how)
+
+
+@contextlib.contextmanager
+def npy_large(place: Path, count: int) -> Iterator[Format]:
+    """A folder of fewer and larger records, as images in colour are."""
+    source, mapped = npy_folder(place, records(max(count * IMAGE // LARGE, 2 * BATCH), LARGE))
+    yield Format(source, taken(mapped), f"as above, of image uint8[{LARGE:,}]")
+
+
+def npy_folder(place: Path, arrays: Arrays) -> tuple[loader.NpySource, Arrays]:
+    """The source, and each field's file as NumPy maps it."""
+    for name, array in arrays.items():
         np.save(place / f"{name}.npy", array)
     mapped = {path.stem: np.load(path, mmap_mode="r") for path in place.glob("*.npy")}
-    how = "np.take(np.load(path, mmap_mode='r'), rows, axis=0) for each field"
-    yield Format(
-        loader.NpySource(place),
-        lambda rows: {name: array.take(rows, axis=0) for name, array in mapped.items()},
-        how,
-    )
+    return loader.NpySource(place), mapped
+
+
+def taken(mapped: Arrays) -> Read:
+    """Reads with `np.take`."""
+    return lambda rows: {name: array.take(rows, axis=0) for name, array in mapped.items()}
 
 
 @contextlib.contextmanager
@@ -232,6 +255,8 @@ def arrow(count: int) -> Any:
 
 FORMATS: Final[dict[str, Callable[[Path, int], contextlib.AbstractContextManager[Format]]]] = {
     "npy folder": npy,
+    "npy folder, np.take": npy_taken,
+    "npy folder, np.take, 3 KB": npy_large,
     "ArrayRecord": arrayrecord,
     "Parquet": parquet,
     "Hugging Face": huggingface,
@@ -297,8 +322,10 @@ def targets(times: dict[str, dict[str, list[float]]]) -> list[Target]:
 def conditions(setting: Setting) -> dict[str, str]:
     """What one must know to read the numbers."""
     return {
-        "records": f"{setting.num_records:,} of image uint8[{IMAGE}] and label int32; tokens: as many bytes, "
-        f"in windows of {WINDOW:,} + 1, given as int32",
+        "records": f"{setting.num_records:,} of image uint8[{IMAGE}] and label int32, or as many bytes of "
+        f"larger ones; tokens: as many bytes, in windows of {WINDOW:,} + 1, given as int32",
+        "bare loops": "of npy folders and token files two each: what training scripts do, and the fastest call "
+        "that NumPy has for it",
         "windows": f"{setting.rounds} of {setting.batches} batches each, those of the iterator, the bare loop "
         "and the source's two calls in turn, each round begun by another of them, in one process and thread, "
         "after one round that warms up",
