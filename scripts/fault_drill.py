@@ -3,7 +3,7 @@
     python scripts/fault_drill.py                       # 20 kills, all damages, all conditions: minutes
     python scripts/fault_drill.py --kills 200           # the full run
     python scripts/fault_drill.py --only corruption     # one part of it
-    python scripts/fault_drill.py --markdown            # the tables of the last report, for the README
+    python scripts/fault_drill.py --markdown            # the tables of the last report, for docs/faults.md
 
 The folder of --out gets report.json, and nothing else stays.
 """
@@ -261,7 +261,7 @@ def show(report: Report) -> None:
 
 
 def print_markdown(report: Report) -> None:
-    """Prints the tables of a report as they stand in the README."""
+    """Prints the tables of a report as they stand in docs/faults.md."""
     tables = (
         (HEADINGS, kill_rows(report) + condition_rows(report)),
         (corruption_headings(report), corruption_rows(report)),
