@@ -31,7 +31,15 @@ import typer
 
 #: Modules of scripts.benchmarks, in the order of the report. They are imported when they are run, so
 #: that a contender's process, which imports this file, gets no more than it asks for.
-SECTIONS: Final = ("loading", "formats", "orders", "resuming", "saving", "fingerprints")
+SECTIONS: Final = (
+    "loading",
+    "formats",
+    "workers",
+    "orders",
+    "resuming",
+    "saving",
+    "fingerprints",
+)
 
 
 def main(
