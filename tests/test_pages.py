@@ -114,14 +114,18 @@ CONTENDERS = {
 }
 
 
-def rows_below(text: str, heading: str) -> dict[str, list[str]]:
-    """The cells of the first table below a heading, by the first of each row."""
+def table_below(text: str, heading: str) -> list[list[str]]:
+    """The cells of the first table below a heading, row by row."""
     section = text.split(f"{heading}\n", 1)[1]
     table = re.search(r"(?:^\|.*\|\n)+", section, re.MULTILINE)
     assert table
     lines = table[0].splitlines()[2:]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return {first: rest for first, *rest in cells}
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def rows_below(text: str, heading: str) -> dict[str, list[str]]:
+    """The cells of the first table below a heading, by the first of each row."""
+    return {first: rest for first, *rest in table_below(text, heading)}
 
 
 def number(cell: str) -> float:
@@ -152,3 +156,44 @@ def test_a_planted_speed_is_found() -> None:
     benchmarks = (ROOT / "BENCHMARKS.md").read_text("utf-8")
     planted = README.replace("| SPDL | ", "| SPDL | 9", 1)
     assert wrong_speeds(planted, benchmarks) == ["SPDL"]
+
+
+# --- the table of shuffles ------------------------------------------------------------------------
+
+
+def wrong_costs(page: str, benchmarks: str) -> list[str]:
+    """Rows of the shuffles' table of time and memory that are not the benchmark's."""
+    said = rows_below(page, "## Time and memory")
+    blocks = {(row[0], row[1]): row[2] for row in table_below(benchmarks, "### Order: blocks")}
+    memory = table_below(benchmarks, "### Order: peak memory of a pass")
+    peaks = {(row[0], row[1]): row[3] for row in memory if row[2] == "256"}
+    (resumes,) = re.findall(r"^### Resume, by records .*$", benchmarks, re.MULTILINE)
+    resume = rows_below(benchmarks, resumes)
+    kept = rows_below(benchmarks, "### Order: kept between batches")["1,000,000"]
+    kinds = ("feistel", "permutation")
+    count = "1,000,000"
+    found = {
+        f"{n} records: million positions/s in blocks": [blocks[kind, n] for kind in kinds]
+        for n in ("60,000", count, "10^12")
+    }
+    found[f"{count} records: peak memory of a pass in batches of 256, bytes"] = [
+        peaks[kind, count] for kind in kinds
+    ]
+    found[f"{count} records: kept, bytes/record"] = [
+        "0",
+        " to ".join(f"{float(size):.0f}" for size in kept[1:]),
+    ]
+    found["a resume to the first batch's IDs, ms"] = [
+        f"{resume['regrain: construct, resume'][-2]} at 9 x 10^11 of 10^12 records",
+        f"{resume['regrain: construct, resume (permutation)'][-3]} at 10^7 of 12,000,000",
+    ]
+    assert set(said) == set(found)
+    return [name for name, cells in said.items() if cells != found[name]]
+
+
+def test_the_costs_of_shuffles_are_the_benchmarks() -> None:
+    page = (ROOT / "docs/shuffles.md").read_text("utf-8")
+    benchmarks = (ROOT / "BENCHMARKS.md").read_text("utf-8")
+    assert wrong_costs(page, benchmarks) == []
+    planted = page.replace("| 4 to 8 |", "| 4 |")
+    assert wrong_costs(planted, benchmarks) == ["1,000,000 records: kept, bytes/record"]
