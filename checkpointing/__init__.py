@@ -8,6 +8,7 @@ from checkpointing.drill import run_drill
 from checkpointing.drill_report import DrillError, DrillReport
 from checkpointing.errors import CheckpointDamagedError, CheckpointMismatchError
 from checkpointing.history import mixture_provenance, provenance
+from checkpointing.inspection import RunReport, StepReport, inspect_run
 from checkpointing.manifest import Manifest
 from checkpointing.step_log import Delivery, read_step_log, step_log
 
@@ -20,6 +21,9 @@ __all__ = [
     "DrillReport",
     "Manifest",
     "Run",
+    "RunReport",
+    "StepReport",
+    "inspect_run",
     "load",
     "mixture_provenance",
     "provenance",

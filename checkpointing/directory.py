@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import secrets
 import shutil
 import stat
@@ -41,21 +42,77 @@ _STEP_FILE: Final = "_CHECKPOINT_METADATA"
 _COMMIT_FILE: Final = "commit_success.txt"
 #: Orbax's name for what one process writes of the arrays, and ours for what it then knows of its files.
 _PART_FOLDER: Final = "ocdbt.process_{}"
+#: Orbax's names of what each process has left in a step, whether it had arrays to write or not.
+_OF_A_PROCESS: Final = re.compile(
+    rf"{TRAIN_STATE_ITEM}/(?:ocdbt\.|array_metadatas/)process_(\d{{1,9}})(?:/|$)"
+)
 _PART_FILE: Final = "part-{}.json"
 #: Orbax's, of the name of a directory in which a step is written.
 TMP_SUFFIX: Final = ".orbax-checkpoint-tmp"
 _TRASH: Final = ".trash"
 _LOCK: Final = ".lock"
+_SET_ASIDE: Final = re.compile(r"\d+\.set-aside-\d+")
+#: Where Linux lists who holds which lock.
+_SYSTEM_LOCKS: Final = pathlib.Path("/proc/locks")
 #: A step that cannot be read for one of these is not damaged: another try may well succeed.
 _NOT_THE_STEPS_FAULT: Final = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM}
 )
 _MAX_ITERATOR_BYTES: Final = 4096
 _MAX_MARK_BYTES: Final = 64
+_MAX_ABOUT_BYTES: Final = 1 << 16
 _SYNC_THREADS: Final = 8
 _WORTH_A_CORE_BYTES: Final = 1 << 20
 
 _Result = TypeVar("_Result")
+
+
+@dataclasses.dataclass(frozen=True)
+class StepFiles:
+    """What a step's directory takes up, and when it was written.
+
+    Attributes:
+      item_bytes: bytes of the files of each item, and of those beside them under ``"other"``.
+      num_files: how many there are.
+      committed: seconds since 1970 when the step became whole, as Orbax's own file or else the time of
+        the manifest's file tells; ``None`` where neither can be read.
+      save_seconds: from the begin of its save until then; ``None`` where Orbax's file does not tell.
+    """
+
+    item_bytes: Mapping[str, int]
+    num_files: int
+    committed: float | None
+    save_seconds: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class LeftOver:
+    """What stands in a run's directory and does not count as a step.
+
+    Attributes:
+      name: in the directory.
+      kind: ``"unfinished"``: of a save that is under way, or was killed. ``"deleted"``: old steps whose
+        deletion is under way, or was killed. ``"set aside"``: a damaged step that stood in the way.
+      bytes: of all files in it.
+    """
+
+    name: str
+    kind: Literal["unfinished", "deleted", "set aside"]
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Writer:
+    """A process that has a run's directory open for writing.
+
+    Attributes:
+      process: its number in the system.
+      holds_lock: whether it is seen to; else it was the last to open the directory and is alive, and
+        more cannot be told here.
+    """
+
+    process: int
+    holds_lock: bool
 
 
 class StepDamagedError(Exception):
@@ -189,11 +246,7 @@ class RunDirectory:
         """
         path = self.step_path(step)
         try:
-            if not stat.S_ISDIR(path.lstat().st_mode):
-                raise ValueError("it is not a directory")
-            manifest = Manifest.from_bytes(_read(path / _MANIFEST_FILE, MAX_MANIFEST_BYTES))
-            if manifest.step != step:
-                raise ValueError(f"it holds a checkpoint of step {manifest.step}")
+            manifest = self.manifest(step)
             if share[0] == 0:
                 _check_names(dict(_files(path)), manifest)
             if verify == "full":
@@ -211,6 +264,68 @@ class RunDirectory:
                 raise
             raise StepDamagedError(str(error)) from error
         return manifest
+
+    def manifest(self, step: int) -> Manifest:
+        """What a step says of itself, whatever else of it holds.
+
+        Raises:
+          OSError, ValueError: it cannot be read, or is no manifest of this step.
+        """
+        path = self.step_path(step)
+        if not stat.S_ISDIR(path.lstat().st_mode):
+            raise ValueError("it is not a directory")
+        manifest = Manifest.from_bytes(_read(path / _MANIFEST_FILE, MAX_MANIFEST_BYTES))
+        if manifest.step != step:
+            raise ValueError(f"it holds a checkpoint of step {manifest.step}")
+        return manifest
+
+    def step_files(self, step: int) -> StepFiles:
+        """What a step takes up, and when it was written; of a damaged step, what there is.
+
+        Raises:
+          OSError: its directory cannot be read.
+        """
+        path = self.step_path(step)
+        item_bytes = dict.fromkeys((*ITEMS, "other"), 0)
+        sizes = dict(_sizes(path))
+        for name, size in sizes.items():
+            item = name.partition("/")[0]
+            item_bytes[item if item in ITEMS else "other"] += size
+        return StepFiles(item_bytes, len(sizes), *_times(path))
+
+    def left_overs(self) -> list[LeftOver]:
+        """What does not count as a step: saves and deletions that are under way or were killed."""
+        found = []
+        for path in sorted(self.path.iterdir()):
+            kind: Any = (
+                "unfinished"
+                if path.name.endswith(TMP_SUFFIX)
+                else "set aside"
+                if _SET_ASIDE.fullmatch(path.name)
+                else "deleted"
+                if path.name == _TRASH
+                else None
+            )
+            if kind is not None:
+                found.append(LeftOver(path.name, kind, sum(size for _, size in _sizes(path))))
+        return found
+
+    def writer(self) -> Writer | None:
+        """Who has the directory open for writing, as far as this machine can see; takes no lock."""
+        try:
+            process = int(_read(self.path / _LOCK, _MAX_MARK_BYTES).split(b" ")[0])
+            inode = (self.path / _LOCK).stat().st_ino
+        except (OSError, ValueError):
+            return None
+        try:
+            held = _SYSTEM_LOCKS.read_text("ascii", "replace").splitlines()
+        except OSError:
+            return Writer(process, holds_lock=False) if _is_alive(process) else None
+        # A line has a number, kind, manner and mode, then the process, the device with the inode, the range.
+        locks = [line.split()[4:6] for line in held if "->" not in line]
+        holders = [(lock[0], lock[-1].rpartition(":")[2]) for lock in locks if lock]
+        seen = (str(process), str(inode)) in holders
+        return Writer(process, holds_lock=True) if seen else None
 
     def set_aside(self, step: int) -> pathlib.Path:
         """Renames a step's directory so that it no longer counts as one, and returns its new path."""
@@ -261,6 +376,46 @@ class RunDirectory:
 
     def _empty_trash(self) -> None:
         shutil.rmtree(self.path / _TRASH, ignore_errors=True)
+
+
+def processes_in(manifest: Manifest) -> int | None:
+    """How many processes have written a step, as its files tell; ``None`` where they do not."""
+    found = {int(match[1]) for match in map(_OF_A_PROCESS.match, manifest.files) if match}
+    return len(found) or None
+
+
+def _sizes(top: pathlib.Path) -> Iterator[tuple[str, int]]:
+    """Path and size of all that is in a directory, or of a file; what goes meanwhile is left out."""
+    if not stat.S_ISDIR(top.lstat().st_mode):
+        yield top.name, top.lstat().st_size
+        return
+    for folder, _, names in os.walk(top, followlinks=False):
+        for name in names:
+            path = pathlib.Path(folder, name)
+            with contextlib.suppress(FileNotFoundError):
+                yield path.relative_to(top).as_posix(), path.lstat().st_size
+
+
+def _times(step: pathlib.Path) -> tuple[float | None, float | None]:
+    """When a step was committed, in seconds since 1970, and how many seconds its save took."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+        about = json.loads(_read(step / _STEP_FILE, _MAX_ABOUT_BYTES))
+        began, committed = about["init_timestamp_nsecs"], about["commit_timestamp_nsecs"]
+        if type(began) is type(committed) is int and 0 < began <= committed < 2**63:
+            return committed / 1e9, (committed - began) / 1e9
+    with contextlib.suppress(OSError):
+        return (step / _MANIFEST_FILE).lstat().st_mtime, None
+    return None, None
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except PermissionError:  # it is somebody else's
+        return True
+    except (OSError, OverflowError):
+        return False
+    return process > 0
 
 
 def _remove(path: pathlib.Path) -> None:

@@ -188,15 +188,18 @@ class Identity(StreamIdentity):
         one = cls.of_pipeline(stream, verify)
         return cls(**vars(one), run_config=run_config, train_state=leaves)
 
-    def diff(self, now: "Identity", stream: Stream) -> list[Difference]:
-        """Everything in which ``now`` differs from this identity, that of a checkpoint."""
+    def diff(self, now: "Identity", stream: Stream | None = None) -> list[Difference]:
+        """Everything in which ``now`` differs from this identity, that of a checkpoint.
+
+        With the stream of ``now`` at hand, records that differ are named by their IDs.
+        """
         return [
             *self._diff_streams(now, stream),
             *_diff_mappings("run_config.", self.run_config, now.run_config),
             *_diff_mappings("train_state", _by_path(self.train_state), _by_path(now.train_state)),
         ]
 
-    def _diff_streams(self, now: "Identity", stream: Stream) -> Iterable[Difference]:
+    def _diff_streams(self, now: "Identity", stream: Stream | None) -> Iterable[Difference]:
         if _kind(self) != _kind(now):
             return [Difference("stream", _kind_of_stream(self), _kind_of_stream(now))]
         if self.chain is not None and now.chain is not None:
@@ -205,7 +208,7 @@ class Identity(StreamIdentity):
                 *_diff_mappings("config.", self.config, now.config),
                 *self.chain.diff(now.chain),
             ]
-        if not isinstance(stream, Mixture):
+        if not self.parts:
             source = stream.source if isinstance(stream, Pipeline) else None
             return self.diff_stream(now, source)
         found = [
@@ -213,7 +216,7 @@ class Identity(StreamIdentity):
             *_diff_values("order_version", self.order_version, now.order_version),
         ]
         for name in self.parts.keys() & now.parts.keys():
-            source = stream.parts[name].source
+            source = stream.parts[name].source if isinstance(stream, Mixture) else None
             found += [
                 dataclasses.replace(difference, name=f"parts.{name}.{difference.name}")
                 for difference in self.parts[name].diff_stream(now.parts[name], source)

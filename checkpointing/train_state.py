@@ -7,6 +7,7 @@ resume), stored as plain arrays, and brought back to what they were.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Self
 
@@ -25,6 +26,9 @@ _DTYPES: Final = frozenset(
         *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
     }
 )
+
+_KEY_BYTES: Final = {"threefry2x32": 8, "rbg": 16, "unsafe_rbg": 16}
+_NUMBER_BYTES: Final = {"int": 8, "float": 8, "complex": 16}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +57,17 @@ class Leaf:
         """Everything but the path, as one text."""
         shape = f"[{','.join(map(str, self.shape))}]"
         return f"{self.dtype}{f'<{self.prng}>' if self.prng else ''}{shape}"
+
+    @property
+    def num_bytes(self) -> int | None:
+        """Of its values in memory; ``None`` where that is not known here."""
+        if self.dtype == "key":
+            one = _KEY_BYTES.get(self.prng)
+        elif self.dtype in _DTYPES:
+            one = np.dtype(self.dtype).itemsize
+        else:
+            one = _NUMBER_BYTES.get(self.dtype)
+        return None if one is None else one * math.prod(self.shape)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
