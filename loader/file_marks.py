@@ -47,7 +47,7 @@ class FileMarks:
     num_files: int
     digest: str
     files_per_mark: int
-    marks: str
+    marks: str = dataclasses.field(repr=False)
     reading: Mapping[str, Any]
 
     @classmethod

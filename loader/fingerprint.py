@@ -136,7 +136,8 @@ class Fingerprint:
     num_records: int
     columns: Mapping[str, ColumnDigest]
     chunk_records: int
-    marks: str
+    # 24 KB of digits at the most, which would hide all else.
+    marks: str = dataclasses.field(repr=False)
     files: FileMarks | None = None
 
     @property

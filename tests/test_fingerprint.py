@@ -917,3 +917,9 @@ def test_texts_that_stand_twice_are_found(
 def test_public_names_are_of_this_module() -> None:
     assert loader.fingerprint is module.fingerprint
     assert loader.dataset_digest is module.dataset_digest
+
+
+def test_a_fingerprint_can_be_read_where_it_is_printed() -> None:
+    printed = repr(identify(ArraySource({"x": np.arange(2000)})))
+    assert len(printed) < 500
+    assert "int64" in printed
