@@ -330,7 +330,7 @@ def _checked_parts(parts: Mapping[str, Pipeline]) -> dict[str, Pipeline]:
         # What a transform makes of the fields shows in its batches only.
         if pattern.transform is None and pipeline.transform is None:
             kinds = [
-                {name: f"{field.dtype}{list(field.shape)}" for name, field in one.fields.items()}
+                {name: str(field) for name, field in one.fields.items()}
                 for one in (pattern, pipeline)
             ]
             if kinds[0] != kinds[1]:

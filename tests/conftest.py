@@ -29,3 +29,15 @@ def _modules_of_one_test(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     for name in sys.modules.keys() - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(written):
             del sys.modules[name]
+
+
+@pytest.fixture
+def quiet_datasets() -> Iterator[None]:
+    """No progress bars of Hugging Face, nor the thread that watches them."""
+    import datasets
+
+    watched = datasets.utils.tqdm.monitor_interval
+    datasets.utils.tqdm.monitor_interval = 0
+    datasets.disable_progress_bars()
+    yield
+    datasets.utils.tqdm.monitor_interval = watched

@@ -1,7 +1,6 @@
 """Files of Arrow tables: which holds a row, whether offsets lead out of their data, and which file is at fault."""
 
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import datasets
@@ -11,15 +10,7 @@ import pytest
 
 from loader.sources.arrow_files import ArrowFiles, Stretch, check_sound, file_at_fault
 
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """No progress bars, nor the thread that watches them."""
-    watched = datasets.utils.tqdm.monitor_interval
-    datasets.utils.tqdm.monitor_interval = 0
-    datasets.disable_progress_bars()
-    yield
-    datasets.utils.tqdm.monitor_interval = watched
+pytestmark = pytest.mark.usefixtures("quiet_datasets")
 
 
 def write(path: pathlib.Path, *lengths: int) -> str:

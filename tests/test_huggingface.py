@@ -6,7 +6,7 @@ import os
 import pathlib
 import pickle
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import datasets
@@ -18,6 +18,8 @@ from PIL import Image
 
 import loader
 from loader import ArraySource, Field, HuggingFaceSource, RecordSource
+
+pytestmark = pytest.mark.usefixtures("quiet_datasets")
 
 N: Final = 43
 X: Final = np.random.default_rng(0).normal(size=(N, 2, 3)).astype("f4")
@@ -35,16 +37,6 @@ FEATURES: Final = datasets.Features(
         "id": datasets.Value("int64"),
     }
 )
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """No progress bars, nor the thread that watches them."""
-    watched = datasets.utils.tqdm.monitor_interval
-    datasets.utils.tqdm.monitor_interval = 0
-    datasets.disable_progress_bars()
-    yield
-    datasets.utils.tqdm.monitor_interval = watched
 
 
 def in_memory() -> Any:

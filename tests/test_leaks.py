@@ -1,6 +1,5 @@
 """Nothing grows and nothing is left: memory over epochs; threads, files and shared memory after use."""
 
-import collections
 import gc
 import os
 import pathlib
@@ -8,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -19,8 +17,8 @@ import pytest
 import loader
 from loader import ArraySource, BatchIterator, Mixture, Pipeline, PipelineConfig, ReadOptions
 from loader.order import _AHEAD_FROM
+from tests.held import PROC, Held, settled
 
-PROC: Final = pathlib.Path("/proc/self")
 linux = pytest.mark.skipif(not PROC.exists(), reason="counts by /proc")
 
 WAYS: Final = ("plain", "threads", "device", "device and threads", "permutation", "mixture")
@@ -83,46 +81,6 @@ def test_growth_would_be_seen() -> None:
     assert int(printed_by(code)) > 8 << 20
 
 
-class Counts:
-    """What this process holds: threads, open files, shared memory, children."""
-
-    def __init__(self) -> None:
-        self.threads = {thread for thread in threading.enumerate() if thread.is_alive()}
-        files = (self._target(path) for path in (PROC / "fd").iterdir())
-        self.files = collections.Counter(path for path in files if path)
-        maps = (PROC / "maps").read_text().splitlines()
-        self.memory = {line.split()[-1] for line in maps if "/dev/shm/" in line}
-        self.children = (PROC / "task" / str(os.getpid()) / "children").read_text().split()
-
-    @staticmethod
-    def _target(path: pathlib.Path) -> str:
-        try:
-            return str(path.readlink())
-        except FileNotFoundError:  # the listing's own
-            return ""
-
-    def more_than(self, before: "Counts") -> list[str]:
-        """What is there now and was not before; other tests may have made fewer things meanwhile."""
-        return [
-            *(thread.name for thread in self.threads - before.threads),
-            *(self.files - before.files),
-            *(self.memory - before.memory),
-            *(set(self.children) - set(before.children)),
-        ]
-
-
-def settled(before: Counts) -> list[str]:
-    """What stays: threads that end by themselves are given some time to."""
-    left = ["not counted"]
-    for _ in range(100):
-        gc.collect()
-        left = Counts().more_than(before)
-        if not left:
-            break
-        time.sleep(0.05)
-    return left
-
-
 def closed(batches: BatchIterator) -> None:
     batches.close()
 
@@ -154,7 +112,7 @@ def test_iterator_leaves_nothing(
     way: str, end: Callable[[BatchIterator], None], arrays: dict[str, Any]
 ) -> None:
     next(iterate(way, arrays)).clear()  # what is made once for the whole process
-    before = Counts()
+    before = Held()
     for _ in range(5):
         batches = iterate(way, arrays)
         for _ in range(130 if way == "permutation" else 3):
@@ -166,22 +124,22 @@ def test_iterator_leaves_nothing(
 
 @linux
 def test_what_an_iterator_would_leave_is_seen(tmp_path: pathlib.Path) -> None:
-    before = Counts()
+    before = Held()
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait, name="left")
     thread.start()
     with (tmp_path / "open").open("w"):
-        assert Counts().more_than(before) == ["left", str(tmp_path / "open")]
+        assert Held().more_than(before) == ["left", str(tmp_path / "open")]
     stop.set()
     thread.join()
-    assert Counts().more_than(before) == []
+    assert Held().more_than(before) == []
 
 
 @linux
 def test_fingerprint_and_audit_leave_nothing(arrays: dict[str, Any]) -> None:
     pipeline = Pipeline(ArraySource(arrays), PipelineConfig(256, 17, "pad", 1))
     pipeline.fingerprint()
-    before = Counts()
+    before = Held()
     pipeline.fingerprint()
     assert loader.audit(pipeline).clean
     assert settled(before) == []

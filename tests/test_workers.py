@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import functools
-import gc
 import logging
 import os
 import pathlib
@@ -37,12 +36,12 @@ from loader import (
     RecordReadError,
     WorkerDiedError,
 )
+from tests.held import PROC, Held, children, settled
 
 Batch = dict[str, Any]
 Rows = npt.NDArray[np.int64]
 
 ROOT: Final = pathlib.Path(__file__).resolve().parent.parent
-PROC: Final = pathlib.Path("/proc/self")
 N: Final = 23
 PATIENCE_SECONDS: Final = 120.0
 
@@ -187,12 +186,6 @@ def assert_same(found: Batch, wanted: Batch) -> None:
         assert found[name].shape == array.shape, name
         assert found[name].tobytes() == array.tobytes(), name
         assert found[name].flags.writeable, name
-
-
-def children() -> set[int]:
-    """Processes that this one has started."""
-    tasks = (PROC / "task").glob("*/children")
-    return {int(pid) for task in tasks for pid in task.read_text().split()}
 
 
 def is_running(pid: int) -> bool:
@@ -599,26 +592,6 @@ def test_worker_is_missed_though_another_process_holds_its_connection() -> None:
 # Nothing is left
 
 
-class Counts:
-    """What this process holds: children, threads, open files, mapped memory."""
-
-    def __init__(self) -> None:
-        self.children = children()
-        self.threads = {thread for thread in threading.enumerate() if thread.is_alive()}
-        self.files = len(list((PROC / "fd").iterdir()))
-        maps = (PROC / "maps").read_text()
-        self.memories = maps.count("regrain") + maps.count("/dev/shm")
-
-    def is_within(self, before: "Counts") -> bool:
-        """Whether nothing is there that was not before; other tests may have ended something meanwhile."""
-        return (
-            self.children <= before.children
-            and self.threads <= before.threads
-            and self.files <= before.files
-            and self.memories <= before.memories
-        )
-
-
 def closed(batches: BatchIterator) -> None:
     batches.close()
     batches.close()
@@ -644,28 +617,27 @@ def test_iterator_leaves_nothing(end: Callable[[BatchIterator], None]) -> None:
     pipeline = a_pipeline(bad=sendable if end is failed else no_error, shuffle="none")
     device = None if end in (failed, finished) else jax.devices("cpu")[0]
     next(pipeline.iterate(device=device)).clear()  # what is made once for the whole process
-    before = Counts()
+    before = Held()
     batches = pipeline.iterate(workers=2, device=device)
     next(batches)
-    held = Counts()
+    held = Held()
     assert len(held.children - before.children) == 2
-    assert held.files > before.files
-    assert held.memories > before.memories
+    assert held.files - before.files
+    assert held.memory - before.memory
     end(batches)
     del batches
-    gc.collect()
-    wait_until(lambda: Counts().is_within(before))
+    assert settled(before) == []
 
 
 @linux
 def test_close_does_not_wait_for_what_is_under_way() -> None:
     pipeline = a_pipeline(functools.partial(asleep, unless=0), shuffle="none")
-    before = Counts()
+    before = Held()
     for device in (None, jax.devices("cpu")[0]):
         batches = pipeline.iterate(workers=1, device=device)
         next(batches)  # the second is asleep for ten minutes, with a thread that waits for it
         batches.close()
-    wait_until(lambda: Counts().is_within(before))
+    assert settled(before) == []
 
 
 def maps_of(pid: int) -> str:

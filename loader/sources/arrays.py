@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loader.fingerprint import Fingerprint, check_ids, check_unique, fingerprint
-from loader.sources.protocol import Field, check_field
+from loader.sources.protocol import Field, check_field, field_list
 
 
 class ArraySource:
@@ -58,10 +58,7 @@ class ArraySource:
         return self._len
 
     def __repr__(self) -> str:
-        fields = ", ".join(
-            f"{name}: {field.dtype}{list(field.shape)}" for name, field in self._fields.items()
-        )
-        return f"ArraySource({self._len} records; {fields})"
+        return f"ArraySource({self._len} records; {field_list(self._fields)})"
 
     @property
     def fields(self) -> Mapping[str, Field]:

@@ -75,7 +75,7 @@ class Column:
         field = check_field(name, Field(_dtype(name, kind, leaf, given), shape))
         if given and (given.dtype != field.dtype or given.shape not in {(), field.shape}):
             raise ValueError(
-                f"column {name!r} is {kind}, which reads as {field.dtype}{list(field.shape)}, and fields "
+                f"column {name!r} is {kind}, which reads as {field}, and fields "
                 f"say {given.dtype}{list(given.shape)}"
             )
         return cls(name, field)

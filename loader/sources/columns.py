@@ -112,7 +112,7 @@ def checked(name: str, field: Field, value: Any, where: Where, place: int) -> np
         return array
     raise ValueError(
         f"{where(place)}: field {name!r} is {dtype}{list(array.shape)}, and the records before it, or "
-        f"fields, say {field.dtype}{list(field.shape)}; all records of a source have the same fields"
+        f"fields, say {field}; all records of a source have the same fields"
     )
 
 

@@ -14,7 +14,7 @@ from loader.sources.digests import Cache, FileDigests
 from loader.sources.files import FileRows, FileSet
 from loader.sources.identifiers import IdRule, make_ids
 from loader.sources.identity import FileIdentity
-from loader.sources.protocol import Field, Verify, check_field
+from loader.sources.protocol import Field, Verify, check_field, field_list
 
 
 class FileSource(abc.ABC):
@@ -92,11 +92,10 @@ class FileSource(abc.ABC):
         return len(self.file_rows)
 
     def __repr__(self) -> str:
-        fields = ", ".join(
-            f"{name}: {field.dtype}{list(field.shape)}" for name, field in self._fields.items()
-        )
         count = f"{len(self)} records in {len(self.files)} files"
-        return f"{type(self).__name__}({str(self.files.root)!r}: {count}; {fields})"
+        return (
+            f"{type(self).__name__}({str(self.files.root)!r}: {count}; {field_list(self._fields)})"
+        )
 
     @property
     def fields(self) -> Mapping[str, Field]:

@@ -21,7 +21,7 @@ from loader.sources.files import FileRows, Group
 from loader.sources.identifiers import IdRule, id_blocks, make_row_ids
 from loader.sources.images import decode_image
 from loader.sources.kept import KeptIds
-from loader.sources.protocol import Field
+from loader.sources.protocol import Field, field_list
 
 _ID_ROWS: Final = 1 << 18
 
@@ -105,10 +105,7 @@ class HuggingFaceSource:
         return self._len
 
     def __repr__(self) -> str:
-        fields = ", ".join(
-            f"{name}: {field.dtype}{list(field.shape)}" for name, field in self._fields.items()
-        )
-        return f"HuggingFaceSource({self._len} records; {fields})"
+        return f"HuggingFaceSource({self._len} records; {field_list(self._fields)})"
 
     @property
     def fields(self) -> Mapping[str, Field]:

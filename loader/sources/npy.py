@@ -19,7 +19,7 @@ from loader.sources.files import FileRows, FileSet
 from loader.sources.identifiers import ROW, IdRule, Ids, make_ids
 from loader.sources.identity import FileIdentity
 from loader.sources.npy_folder import DESCRIPTION, NpyField, NpyFolder
-from loader.sources.protocol import Field, Verify, check_field
+from loader.sources.protocol import Field, Verify, check_field, field_list
 from loader.sources.read_ahead import ReadAhead
 from loader.sources.unique import scan_ids
 
@@ -103,10 +103,9 @@ class NpySource:
         return self._len
 
     def __repr__(self) -> str:
-        fields = ", ".join(
-            f"{name}: {field.dtype}{list(field.shape)}" for name, field in self._fields.items()
+        return (
+            f"NpySource({str(self.files.root)!r}: {self._len} records; {field_list(self._fields)})"
         )
-        return f"NpySource({str(self.files.root)!r}: {self._len} records; {fields})"
 
     @property
     def fields(self) -> Mapping[str, Field]:

@@ -25,6 +25,14 @@ class Field:
     dtype: np.dtype[Any]
     shape: tuple[int, ...] = ()
 
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+def field_list(fields: Mapping[str, Field]) -> str:
+    """Fields, as a source's ``repr`` names them."""
+    return ", ".join(f"{name}: {field}" for name, field in fields.items())
+
 
 @runtime_checkable
 class RecordSource(Protocol):

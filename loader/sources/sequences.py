@@ -17,7 +17,7 @@ from loader.sources.columns import (
     stacked,
 )
 from loader.sources.identifiers import IdRule, make_row_ids
-from loader.sources.protocol import Field
+from loader.sources.protocol import Field, field_list
 
 _COLUMN_ROWS: Final = 1 << 12
 
@@ -72,10 +72,7 @@ class SequenceSource:
         return self._len
 
     def __repr__(self) -> str:
-        fields = ", ".join(
-            f"{name}: {field.dtype}{list(field.shape)}" for name, field in self._fields.items()
-        )
-        return f"SequenceSource({self._len} records; {fields})"
+        return f"SequenceSource({self._len} records; {field_list(self._fields)})"
 
     @property
     def fields(self) -> Mapping[str, Field]:
