@@ -1,6 +1,6 @@
 """The blocks of the README and of each page of docs/ run, in order, as a reader would have them run.
 
-Python runs as one session, and a text block after one is what it prints. A block whose first line is a
+Python runs as one session, and a text block is what the block or command before it prints. A block whose first line is a
 comment with a file's name is that file. Of shell and workflows, the commands that begin with python run.
 """
 
@@ -57,6 +57,7 @@ def _command(example: Example) -> None:
             arguments, env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        example.namespace["printed"] = done.stdout
 
 
 def _examples(page: pathlib.Path) -> Document:
