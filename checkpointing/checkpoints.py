@@ -72,6 +72,7 @@ from loader import (
     BatchIterator,
     Device,
     Mixture,
+    OnStats,
     Pipeline,
     Position,
     ReadOptions,
@@ -204,6 +205,8 @@ class Checkpoints:
         read_options: ReadOptions | None = None,
         workers: int = 0,
         device: Device | None = None,
+        on_stats: OnStats | None = None,
+        stats_every: int = 100,
     ) -> Run[TrainState]:
         """Goes on from the newest checkpoint that is whole, if it belongs to this run; or starts.
 
@@ -223,6 +226,8 @@ class Checkpoints:
           read_options: as for `Pipeline.iterate`.
           workers: as for `Pipeline.iterate`.
           device: as for `Pipeline.iterate`.
+          on_stats: as for `Pipeline.iterate`. Each process has its own.
+          stats_every: as for `Pipeline.iterate`.
 
         Returns:
           The `Run`. The same records come next, in the same batches, as without the stop.
@@ -244,7 +249,12 @@ class Checkpoints:
             raise ValueError(f'verify must be "full" or "manifest", not {verify!r}')
         self._check_open()
         iterate = functools.partial(
-            self._pipeline.iterate, read_options=read_options, workers=workers, device=device
+            self._pipeline.iterate,
+            read_options=read_options,
+            workers=workers,
+            device=device,
+            on_stats=on_stats,
+            stats_every=stats_every,
         )
         iterate()  # what it refuses is refused before anything is read
         self.wait()

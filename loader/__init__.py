@@ -47,6 +47,7 @@ from loader.sources import (
     write_array_record,
     write_npy,
 )
+from loader.stats import OnStats, StreamStats
 from loader.turns import Turn, Turns
 
 __all__ = [
@@ -70,6 +71,7 @@ __all__ = [
     "MixtureReport",
     "NpySource",
     "Offender",
+    "OnStats",
     "ParquetSource",
     "Pipeline",
     "PipelineConfig",
@@ -81,6 +83,7 @@ __all__ = [
     "Segment",
     "SequenceSource",
     "StepRecords",
+    "StreamStats",
     "TokenSource",
     "TransformReport",
     "Turn",

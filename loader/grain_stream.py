@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from time import perf_counter_ns
 from typing import Any, Final
 
 import jax
@@ -21,6 +22,7 @@ from loader.grain_chain import GrainChain
 from loader.leaves import raw_bytes
 from loader.pipeline import ReadOptions
 from loader.sources import Verify
+from loader.stats import Amount, Meter, OnStats, StatsHook, StreamStats, hook_of
 
 # isort: split
 import grain
@@ -122,6 +124,8 @@ class GrainStream:
         workers: int = 0,
         device: Device | None = None,
         on_batch: OnElement | None = None,
+        on_stats: OnStats | None = None,
+        stats_every: int = 100,
     ) -> "GrainIterator":
         """An iterator over the stream.
 
@@ -132,6 +136,8 @@ class GrainStream:
           workers: none, the chain has its own (``mp_prefetch``).
           device: none, the chain brings its elements there (``grain.experimental.device_put``).
           on_batch: called with each element and its position, right before it is delivered.
+          on_stats: as for `Pipeline.iterate`.
+          stats_every: as for `Pipeline.iterate`.
 
         Raises:
           TypeError, ValueError: a state of another iterator, or an option that the chain decides.
@@ -146,7 +152,7 @@ class GrainStream:
                 "read_options are for a grain.MapDataset, and this chain is a grain.IterDataset: it has "
                 "had its own since to_iter_dataset"
             )
-        return GrainIterator(self, start, read_options, on_batch)
+        return GrainIterator(self, start, read_options, on_batch, hook_of(on_stats, stats_every))
 
     def __iter__(self) -> "GrainIterator":
         return self.iterate()
@@ -165,9 +171,11 @@ class GrainIterator(grain.DatasetIterator[Any]):
         start: Mapping[str, Any] | None = None,
         read_options: ReadOptions | None = None,
         on_batch: OnElement | None = None,
+        hook: StatsHook | None = None,
     ) -> None:
         super().__init__()
         # First, since close() looks at them, also where what follows raises.
+        self._meter = Meter()
         self._iterator: Any = None
         #: What was read and not delivered yet, each with Grain's state before it.
         self._read: collections.deque[tuple[str, Any]] = collections.deque()
@@ -176,6 +184,7 @@ class GrainIterator(grain.DatasetIterator[Any]):
         self._stream = stream
         self._read_options = read_options
         self._on_batch = on_batch
+        self._hook = hook
         #: Grain's state behind what was read, as JSON; ``None`` at the beginning.
         self._state: str | None = None
         self._step = 0
@@ -192,12 +201,19 @@ class GrainIterator(grain.DatasetIterator[Any]):
     def __next__(self) -> Any:
         if self._closed:
             raise ValueError("this iterator is closed; make another with GrainStream.iterate")
+        if self._hook is not None and self._step % self._hook.every == 0:
+            self._hook.tell(self.stats())
+        begun = perf_counter_ns()
         if not self._read:
             try:
                 self._pull()
             except StopIteration:
+                self._meter.stop()
+                if self._hook is not None:
+                    self._hook.tell(self.stats())
                 raise
             except Exception as error:
+                self._meter.add_wait(begun)
                 error.add_note(
                     f"This is of step {self._step}. The iterator stays there: the next call asks for it "
                     "again, from a new iterator of Grain's, and a checkpoint goes on there too."
@@ -206,10 +222,22 @@ class GrainIterator(grain.DatasetIterator[Any]):
         element = self._read[0][1]
         if self._on_batch is not None:
             self._on_batch(self.position, element)
+        self._meter.add_amount(Amount.of_element(element), begun)
         self._read.popleft()
         self._step += 1
         self._ahead = None
         return element
+
+    def stats(self) -> StreamStats:
+        """What this iterator has delivered since it was made, as `BatchIterator.stats`.
+
+        ``ready`` is ``None``: Grain does not tell how many elements it has read ahead.
+        """
+        return self._meter.stats(self._step)
+
+    def stop_clock(self) -> None:
+        """Stops the clock of `stats` until the next element is asked for."""
+        self._meter.stop()
 
     def ahead(self) -> Ahead:
         """What comes next, without moving the iterator.
@@ -282,6 +310,7 @@ class GrainIterator(grain.DatasetIterator[Any]):
 
     def close(self) -> None:
         """Ends Grain's threads and processes, and lets go of what was read ahead. Safe to call again."""
+        self._meter.stop()
         self._drop()
         self._read.clear()
         super().close()

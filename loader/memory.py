@@ -18,6 +18,7 @@ from loader.batching import Batch
 #: A field of a batch in such memory: its name, dtype, shape and place.
 Described = list[tuple[str, np.dtype[Any], tuple[int, ...], int]]
 
+_INT64: Final = np.dtype(np.int64)
 #: Where arrays may begin, as NumPy's fastest loops want it.
 ALIGNMENT: Final = 64
 
@@ -81,6 +82,32 @@ class BatchMemory:
         if self._mapped is None or end > self._size:
             self._mapped, self._size = mmap.mmap(self.descriptor, end), end
         return np.ndarray(shape, dtype, self._mapped, at)
+
+
+class SharedNumber:
+    """A number in such memory: one process sets it, and another one sees it at once, without a call.
+
+    Args:
+      descriptor: of the memory; the same memory in both processes.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor: Final = descriptor
+        os.ftruncate(descriptor, _INT64.itemsize)
+        # Aligned, so that it is never seen half written.
+        self._value = np.ndarray((), _INT64, mmap.mmap(descriptor, _INT64.itemsize))
+
+    def set(self, value: int) -> None:
+        """Writes it."""
+        self._value[()] = value
+
+    def get(self) -> int:
+        """Reads it; 0 where nothing was written."""
+        return int(self._value)
+
+    def close(self) -> None:
+        """Lets go of the descriptor; the number stays readable here."""
+        os.close(self.descriptor)
 
 
 def aligned(size: int) -> int:

@@ -15,6 +15,7 @@ from loader.fingerprint import ColumnDigest, Fingerprint
 from loader.pipeline import BatchIterator, NumberedBatches, OnBatch, Pipeline, ReadOptions
 from loader.processes import WHOLE, Shard, check_shard, shard_of_process
 from loader.sources import Verify
+from loader.stats import OnStats, hook_of
 from loader.turns import Turn, Turns
 from loader.worker_process import Masked
 
@@ -193,6 +194,8 @@ class Mixture:
         process_index: int | None = None,
         process_count: int | None = None,
         on_batch: OnBatch | None = None,
+        on_stats: OnStats | None = None,
+        stats_every: int = 100,
     ) -> BatchIterator:
         """An iterator over the stream, in constant time from any position; as `Pipeline.iterate`.
 
@@ -205,7 +208,8 @@ class Mixture:
         shard = shard_of_process(process_index, process_count, sharding_of(device))
         for pipeline in self._parts.values():
             check_shard(pipeline.config, shard)
-        return BatchIterator(self, start, read_options, device, on_batch, shard, workers)
+        hook = hook_of(on_stats, stats_every)
+        return BatchIterator(self, start, read_options, device, on_batch, shard, workers, hook)
 
     def __iter__(self) -> BatchIterator:
         return self.iterate()
@@ -231,6 +235,16 @@ class Mixture:
     def bad_records(self) -> dict[str, dict[int | str, int]]:
         """By part, the records that ``on_bad_record="mask"`` has masked in this process."""
         return {name: pipeline.bad_records for name, pipeline in self._parts.items()}
+
+    @property
+    def bad_count(self) -> int:
+        """How many times a record of any part was masked."""
+        return sum(pipeline.bad_count for pipeline in self._parts.values())
+
+    @property
+    def has_same_slots(self) -> bool:
+        """Whether each slot of each batch has as many bytes, but for IDs that are strings."""
+        return all(pipeline.has_same_slots for pipeline in self._parts.values())
 
     def fingerprint(self, *, verify: Verify = "cache") -> Fingerprint:
         """Identity of the content of all parts: a column for each, with the digest of its own.

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from time import perf_counter_ns
 from typing import Any, Final, Protocol, SupportsIndex, TypeAlias
 
 import numpy as np
@@ -28,6 +29,7 @@ from loader.keys import KEY_FIELD, check_key_field, record_keys, rng
 from loader.order import EpochOrder, Rows
 from loader.processes import WHOLE, Shard, check_shard, shard_of_process
 from loader.sources import RecordSource, Verify, check_source, fingerprint_of
+from loader.stats import Amount, Meter, OnStats, StatsHook, StreamStats, hook_of
 from loader.worker_process import Masked
 from loader.workers import Grids, WorkedStream, Workers, check_workers
 
@@ -153,6 +155,8 @@ class Pipeline:
         process_index: int | None = None,
         process_count: int | None = None,
         on_batch: "OnBatch | None" = None,
+        on_stats: OnStats | None = None,
+        stats_every: int = 100,
     ) -> "BatchIterator":
         """An iterator over the stream, in constant time from any position.
 
@@ -183,6 +187,10 @@ class Pipeline:
           process_count: see there.
           on_batch: called with each batch and the position at which it begins, right before the
             batch is delivered: to log, to count. It must not change the batch.
+          on_stats: called with the `StreamStats` since its last call: at multiples of ``stats_every``
+            steps, when the batch after them is asked for, and at the end of the stream. An exception of
+            its own is logged, and goes no further.
+          stats_every: see there.
 
         Raises:
           TypeError, ValueError: a position that cannot be one of this stream, a device that cannot
@@ -192,7 +200,8 @@ class Pipeline:
             check_device(device, self.batch_sizes())
         shard = shard_of_process(process_index, process_count, sharding_of(device))
         check_shard(self.config, shard)
-        return BatchIterator(self, start, read_options, device, on_batch, shard, workers)
+        hook = hook_of(on_stats, stats_every)
+        return BatchIterator(self, start, read_options, device, on_batch, shard, workers, hook)
 
     def __iter__(self) -> "BatchIterator":
         return self.iterate()
@@ -259,6 +268,17 @@ class Pipeline:
         """Records that ``on_bad_record="mask"`` has masked in this process: by ID, how many times."""
         with self._bad_lock:
             return dict(self._bad)
+
+    @property
+    def bad_count(self) -> int:
+        """How many times a record was masked, of all in `bad_records`."""
+        with self._bad_lock:
+            return sum(self._bad.values())
+
+    @property
+    def has_same_slots(self) -> bool:
+        """Whether each slot of each batch has as many bytes, but for IDs that are strings."""
+        return self.transform is None
 
     def fingerprint(self, *, verify: Verify = "cache") -> Fingerprint:
         """Identity of the source's content, read anew where the source does not keep it.
@@ -431,6 +451,10 @@ class _BatchStream(WorkedStream, Protocol):
 
     @property
     def grid(self) -> _Grids: ...
+    @property
+    def bad_count(self) -> int: ...
+    @property
+    def has_same_slots(self) -> bool: ...
     def read(
         self, position: Position, shard: Shard, note: Callable[[Masked], None] | None = None, /
     ) -> Batch: ...
@@ -453,13 +477,15 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         on_batch: OnBatch | None = None,
         shard: Shard = WHOLE,
         workers: int = 0,
+        hook: StatsHook | None = None,
     ) -> None:
         super().__init__()
         # First, since close() looks at them, also where what follows raises.
+        self._meter = Meter(same_slots=pipeline.has_same_slots)
         self._batches: grain.DatasetIterator[Batch] | None = None
         #: What reads and moves batches to the device, and the batch at the position, on its way there.
         self._mover: ThreadPoolExecutor | None = None
-        self._moving: Future[Batch] | None = None
+        self._moving: Future[tuple[Batch, Amount]] | None = None
         self._workers: Workers | None = None
         start = Position() if start is None else start
         if not isinstance(start, Position):
@@ -477,6 +503,10 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         self._device = device
         self._on_batch = on_batch
         self._shard = shard
+        self._hook = hook
+        self._bad_before = pipeline.bad_count
+        #: By Grain's threads, if there are any.
+        self._read_ahead = _ReadAhead()
         self._position = pipeline.grid.check(start)
 
     @property
@@ -492,23 +522,66 @@ class BatchIterator(grain.DatasetIterator[Batch]):
     def __next__(self) -> Batch:
         if self._closed:
             raise ValueError("this iterator is closed; make another with Pipeline.iterate")
+        if self._hook is not None and self._position.step % self._hook.every == 0:
+            self._hook.tell(self.stats())
+        begun = perf_counter_ns()
         grid = self._pipeline.grid
         if grid.is_end(self._position):
             self._end_workers()
+            self._meter.stop()
+            if self._hook is not None:
+                self._hook.tell(self.stats())
             raise StopIteration
         try:
+            amount: Amount | None = None
             if self._device is None:
                 batch = self._read(self._position)
             else:
-                batch = self._moved(self._device)
+                batch, amount = self._moved(self._device)
             if self._on_batch is not None:
                 self._on_batch(self._position, batch)
+            if amount is None:
+                self._meter.add(batch, begun)
+            else:
+                self._meter.add_amount(amount, begun)
             self._position = grid.after(self._position)
         except BaseException:
             # Grain's own iterator has lost count, or is a batch ahead; the next call starts a new one.
             self._drop_prefetched()
+            self._meter.add_wait(begun)
             raise
         return batch
+
+    def stats(self) -> StreamStats:
+        """What this iterator has delivered since it was made, how fast, and how long its loop waited.
+
+        Of a window, ``later.since(earlier)`` tells. May be called from any thread, at any time.
+        """
+        bad = self._pipeline.bad_count - self._bad_before
+        ready, limit = self._ready()
+        return self._meter.stats(
+            self._position.step, bad_records=bad, ready=ready, ready_limit=limit
+        )
+
+    def stop_clock(self) -> None:
+        """Stops the clock of `stats` until the next batch is asked for: before an evaluation, say."""
+        self._meter.stop()
+
+    def _ready(self) -> tuple[int | None, int | None]:
+        """How many batches lie ready, and how many could."""
+        ready = limit = 0
+        if self._worker_count:
+            workers = self._workers
+            ready += 0 if workers is None else workers.count_ready()
+            limit += Workers.most_ready(self._worker_count)
+        elif self._read_options.num_threads > 0:
+            ready += self._read_ahead.count
+            limit += self._read_options.prefetch_buffer_size
+        if self._device is not None:
+            moving = self._moving
+            ready += moving is not None and moving.done()
+            limit += 1
+        return (ready, limit) if limit else (None, None)
 
     def _read(self, position: Position) -> Batch:
         """The batch at a position, which is the one behind that last read."""
@@ -516,23 +589,26 @@ class BatchIterator(grain.DatasetIterator[Batch]):
             return self._started_workers().read(position)
         if self._read_options.num_threads == 0:
             return self._pipeline.read(position, self._shard)
-        return next(self._prefetched())
+        batch: Batch = next(self._prefetched())
+        self._read_ahead.take()
+        return batch
 
-    def _moved(self, device: Device) -> Batch:
+    def _moved(self, device: Device) -> tuple[Batch, Amount]:
         """The batch at the position, on the device; has the one behind it moved, by a thread of its own."""
         if self._mover is None:
             self._mover = ThreadPoolExecutor(1, "regrain-device")
         moving, self._moving = self._moving, None
         if moving is None:
             moving = self._mover.submit(self._read_and_move, self._position, device)
-        batch = moving.result()
+        moved = moving.result()
         following = self._pipeline.grid.after(self._position)
         if not self._pipeline.grid.is_end(following):
             self._moving = self._mover.submit(self._read_and_move, following, device)
-        return batch
+        return moved
 
-    def _read_and_move(self, position: Position, device: Device) -> Batch:
-        return to_device(self._read(position), device)
+    def _read_and_move(self, position: Position, device: Device) -> tuple[Batch, Amount]:
+        batch = self._read(position)
+        return to_device(batch, device), Amount.of_batch(batch)
 
     def start_prefetch(self) -> None:
         """Starts the reading threads or workers, if there are any, before a batch is asked for."""
@@ -557,7 +633,9 @@ class BatchIterator(grain.DatasetIterator[Batch]):
     def _prefetched(self) -> Any:
         if self._batches is None:
             ahead = self._pipeline.batches_from(self._position, self._shard)
-            self._batches = iter(ahead.to_iter_dataset(self._read_options))
+            self._read_ahead = counted = _ReadAhead()
+            read = NumberedBatches(len(ahead), lambda number: counted.note(ahead[number]))
+            self._batches = iter(read.to_iter_dataset(self._read_options))
         return self._batches
 
     def _drop_prefetched(self, *, keep_workers: bool = False) -> None:
@@ -571,6 +649,7 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         batches, self._batches = self._batches, None
         if batches is not None:
             batches.close()
+            self._read_ahead = _ReadAhead()
 
     def get_state(self) -> dict[str, int]:
         """The position, as JSON can hold it: ``{"epoch": ..., "offset": ..., "step": ...}``."""
@@ -594,11 +673,31 @@ class BatchIterator(grain.DatasetIterator[Batch]):
 
     def close(self) -> None:
         """Ends reading threads and workers, and lets go of what was read ahead. Safe to call again."""
+        self._meter.stop()
         self._drop_prefetched()
         if self._mover is not None:
             # Its thread has nothing to do and ends; it may be this one, where it held the last reference.
             self._mover.shutdown(wait=False)
         super().close()
+
+
+class _ReadAhead:
+    """How many batches threads have read that were not delivered yet."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.count = 0
+
+    def note(self, batch: Batch) -> Batch:
+        """Counts a batch that is read now."""
+        with self._lock:
+            self.count += 1
+        return batch
+
+    def take(self) -> None:
+        """Counts a batch that is delivered."""
+        with self._lock:
+            self.count -= 1
 
 
 class NumberedBatches(grain.MapDataset[Batch]):

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, NoReturn, Protocol
 import jax
 
 from loader.batching import Batch, Position
-from loader.memory import BatchMemory, Described
+from loader.memory import BatchMemory, Described, SharedNumber
 from loader.parcel import unpack
 from loader.processes import Shard
 
@@ -61,6 +61,7 @@ class Task(NamedTuple):
       sizes: those of the parcel.
       shard: which share of each batch is read.
       memories: descriptors of the memory that batches are put into.
+      answers: descriptor of a `SharedNumber`: one more than the number of the last answer.
     """
 
     main: Mapping[str, str]
@@ -70,6 +71,7 @@ class Task(NamedTuple):
     sizes: Sequence[int]
     shard: Shard
     memories: Sequence[int]
+    answers: int
 
 
 class Request(NamedTuple):
@@ -188,6 +190,7 @@ def _work(connection: "Connection[Any, Any]") -> NoReturn:
         connection.send(Answer(NOT_STARTED, failure_of(error)))
         os._exit(1)
     memories = [BatchMemory(descriptor) for descriptor in task.memories]
+    answers = SharedNumber(task.answers)
     waiting = collections.deque[Request]()
     while True:
         while not waiting or connection.poll():
@@ -195,6 +198,7 @@ def _work(connection: "Connection[Any, Any]") -> NoReturn:
         request = waiting.popleft()
         if request.number >= (waiting or [request])[-1].wanted_from:
             connection.send(_answer(stream, task.shard, request, memories[request.memory]))
+            answers.set(request.number + 1)
 
 
 def _answer(stream: Stream, shard: Shard, request: Request, memory: BatchMemory) -> Answer:

@@ -26,7 +26,7 @@ import numpy as np
 
 from loader.batching import Batch, Position
 from loader.errors import RecordReadError, WorkerDiedError
-from loader.memory import BatchMemory, new_memory
+from loader.memory import BatchMemory, SharedNumber, new_memory
 from loader.parcel import Parcel, check_sendable, main_module
 from loader.processes import Shard
 from loader.worker_process import (
@@ -157,6 +157,18 @@ class Workers:
             request = Request(*asked, self._memory_of(asked.number), self._asked[0].number)
             self._workers[asked.number % len(self._workers)].send(request)
 
+    @staticmethod
+    def most_ready(count: int) -> int:
+        """How many batches so many workers read ahead at most."""
+        return _ASKED_OF_EACH * count
+
+    def count_ready(self) -> int:
+        """How many of the batches that come next are read. May be called from any thread."""
+        answers = [worker.answers.get() for worker in self._workers]
+        return sum(
+            asked.number < answers[asked.number % len(answers)] for asked in list(self._asked)
+        )
+
     def kill(self) -> None:
         """Kills the processes, which ends a `read` in another thread too."""
         if not self.is_closed:
@@ -182,17 +194,23 @@ class _Worker:
     def __init__(self, parcel: Parcel, shard: Shard) -> None:
         with contextlib.ExitStack() as undo:
             self.memories: Final = [_memory(undo) for _ in range(_ASKED_OF_EACH)]
+            self.answers: Final = SharedNumber(new_memory("regrain-answers"))
+            undo.callback(self.answers.close)
             self.connection, theirs = Pipe()
             undo.callback(self.connection.close)
             with theirs:
                 memories = [memory.descriptor for memory in self.memories]
-                self.process: Final = _started([theirs.fileno(), parcel.memory, *memories])
+                passed = [theirs.fileno(), parcel.memory, *memories, self.answers.descriptor]
+                self.process: Final = _started(passed)
             undo.callback(self.process.wait)
             undo.callback(self.process.kill)
             main = main_module() if parcel.needs_main else {}
             self._main: Final = next(iter(main.values()), "")
             sizes, settings = parcel.sizes, jax_settings()
-            self.send(Task(main, sys.argv, settings, parcel.memory, sizes, shard, memories))
+            answers = self.answers.descriptor
+            self.send(
+                Task(main, sys.argv, settings, parcel.memory, sizes, shard, memories, answers)
+            )
             undo.pop_all()
 
     def send(self, message: Task | Request) -> None:
@@ -223,6 +241,7 @@ class _Worker:
         self.connection.close()
         for memory in self.memories:
             memory.close()
+        self.answers.close()
         if owned:
             # Longer than that, it is the system that does not come back to it.
             with contextlib.suppress(subprocess.TimeoutExpired):

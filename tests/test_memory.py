@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from loader.memory import BatchMemory, new_memory
+from loader.memory import BatchMemory, SharedNumber, new_memory
 
 
 @pytest.fixture
@@ -98,6 +98,19 @@ def test_elsewhere_it_is_a_file_without_a_name(monkeypatch: pytest.MonkeyPatch) 
     assert_same(reader.get(writer.put(ARRAYS)), ARRAYS)
     writer.close()
     reader.close()
+
+
+def test_a_number_is_seen_at_the_other_end() -> None:
+    descriptor = new_memory("regrain-number")
+    writer, reader = SharedNumber(descriptor), SharedNumber(os.dup(descriptor))
+    assert reader.get() == 0
+    for value in (1, 2**40, -3):
+        writer.set(value)
+        assert reader.get() == value
+    writer.close()
+    reader.close()
+    writer.set(5)
+    assert reader.get() == 5
 
 
 def test_closed_memory_is_free() -> None:

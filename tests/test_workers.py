@@ -297,6 +297,21 @@ def test_workers_start_no_backend_of_jax_and_are_told_so_alone(telling: BatchIte
     assert not batch["backends"].any()
 
 
+def test_what_the_workers_have_read_lies_ready(telling: BatchIterator) -> None:
+    for _ in range(3):
+        next(telling)
+        wait_until(lambda: telling.stats().ready == 4)
+    assert telling.stats().ready_limit == 4
+    telling.set_state({"epoch": 0, "offset": 0, "step": 0})
+    next(telling)  # what was read of another place is none of it
+    wait_until(lambda: telling.stats().ready == 4)
+
+
+def test_workers_that_have_not_started_have_read_nothing() -> None:
+    stats = a_pipeline().iterate(workers=3).stats()
+    assert (stats.ready, stats.ready_limit) == (0, 6)
+
+
 def by_jax(batch: Batch) -> Batch:
     """A transform whose dtype depends on how JAX is set."""
     return {**batch, "third": jnp.asarray(batch["x"], jnp.float64) / jnp.float64(3)}
