@@ -21,6 +21,7 @@ from loader.mixture import Mixture
 from loader.order import ORDER_VERSIONS, epoch_order, position_of
 from loader.pipeline import BatchIterator, Pipeline, ReadOptions
 from loader.processes import global_batch
+from loader.progress import OnProgress, Progress, watch_progress
 from loader.provenance import (
     MixtureProvenance,
     Provenance,
@@ -71,11 +72,13 @@ __all__ = [
     "MixtureReport",
     "NpySource",
     "Offender",
+    "OnProgress",
     "OnStats",
     "ParquetSource",
     "Pipeline",
     "PipelineConfig",
     "Position",
+    "Progress",
     "Provenance",
     "ReadOptions",
     "RecordReadError",
@@ -110,6 +113,7 @@ __all__ = [
     "record_keys",
     "rng",
     "uniforms",
+    "watch_progress",
     "write_array_record",
     "write_npy",
 ]

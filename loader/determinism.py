@@ -28,6 +28,7 @@ from loader.batching import Batch, Position, spread
 from loader.config import PipelineConfig
 from loader.fingerprint import Fingerprint
 from loader.pipeline import Pipeline, ReadOptions
+from loader.progress import counted
 from loader.sources import Field
 
 #: For each field of a batch: its dtype and shape, and a digest of each record.
@@ -152,7 +153,8 @@ class _Check:
 
     def compare(self, check: str, made: Iterable[tuple[int, _Marks | str]]) -> None:
         self.done.append(check)
-        for step, marks in made:
+        whole = ([one] for one in made)
+        for [(step, marks)] in counted(whole, f"batches {check}", len(self._first), "batches"):
             if isinstance(marks, str):
                 text = f"cannot be made again: {marks}"
                 self.changes.append(Change(check, step, None, None, None, text))

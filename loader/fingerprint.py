@@ -23,6 +23,7 @@ import numpy.typing as npt
 from loader.file_marks import FileMarks
 from loader.leaves import ID_COLUMN, MARK_HEX, Leaves, Read, digest_rows, raw_bytes
 from loader.parallel import usable_cores
+from loader.progress import Work
 from loader.told_apart import told_apart
 
 FINGERPRINT_VERSION: Final = 1
@@ -513,17 +514,20 @@ def leaves(
         arrays = read(low, high)
         if ids is not None:
             ids[low] = arrays[ID_COLUMN]
+        work.advance((high - low) * record_bytes)
         return arrays
 
-    return digest_rows(
-        read_and_keep,
-        start,
-        stop,
-        chunk_records=chunk_records,
-        kinds={name: (str(dtype), shape) for name, (dtype, shape) in specs.items()},
-        piece_records=piece_records,
-        threads=workers or usable_cores() * (1 if ranged else 2),
-    )
+    what = f"fingerprint of {type(source).__name__.lstrip('_')}"
+    with Work(what, (stop - start) * record_bytes, "bytes") as work:
+        return digest_rows(
+            read_and_keep,
+            start,
+            stop,
+            chunk_records=chunk_records,
+            kinds={name: (str(dtype), shape) for name, (dtype, shape) in specs.items()},
+            piece_records=piece_records,
+            threads=workers or usable_cores() * (1 if ranged else 2),
+        )
 
 
 def default_chunk_records(num_records: int) -> int:

@@ -21,6 +21,7 @@ from loader.config import PipelineConfig
 from loader.fingerprint import HasIds, read_ids
 from loader.mixture import Mixture
 from loader.pipeline import Pipeline
+from loader.progress import counted
 from loader.turns import Turns
 
 #: Beyond it, an index of all IDs would take gigabytes; a source that large has to look IDs up itself.
@@ -428,13 +429,11 @@ class _Lookup:
                 f"to find a record by its ID among {total}, their source has to offer "
                 "rows_of(ids) -> rows; or ask by row"
             )
-        blocks = range(0, total, _BLOCK)
-        ids = np.concatenate(
-            [
-                read_ids(self._source, np.arange(low, min(low + _BLOCK, total), dtype=np.int64))
-                for low in blocks
-            ]
+        blocks = (
+            read_ids(self._source, np.arange(low, min(low + _BLOCK, total), dtype=np.int64))
+            for low in range(0, total, _BLOCK)
         )
+        ids = np.concatenate(list(counted(blocks, "an index of the IDs", total)))
         rows = np.argsort(ids, kind="stable")
         return ids[rows], rows
 

@@ -31,8 +31,10 @@ RUNTIME = {"grain", "jax", "numpy", "orbax-checkpoint"}
 # --- layers -------------------------------------------------------------------------------------
 
 NUMPY_ALONE = (
+    "loader.amounts",
     "loader.config",
     "loader.order",
+    "loader.progress",
     "loader.splitmix",
     "loader.fingerprint",
     "loader.file_marks",

@@ -40,6 +40,7 @@ from loader.audit.rows import RowsOfIds
 from loader.audit.stream import Stream
 from loader.config import PipelineConfig
 from loader.keys import check_key_field
+from loader.progress import Work
 from loader.sources import RecordSource, check_source
 
 __all__ = [
@@ -249,13 +250,16 @@ def _audit(
     closing = Closing(source, order, tallies)
     stream = Stream(source, due, order, RowsOfIds(source), check, tallies, closing.close)
     first_step = due.step(due.first)
+    steps = None if due.end is None else due.step(due.end) - first_step
     count = slots = 0
-    for count, batch in enumerate(batches, 1):
-        delivered = Delivered.of(batch, first_step + count - 1, masks=masks)
-        slots += len(delivered.ids)
-        if stream.feed(delivered) and progress is not None:
-            progress(slots)
-    stream.finish()
+    with Work("audit", steps, "batches") as work:
+        for count, batch in enumerate(batches, 1):
+            delivered = Delivered.of(batch, first_step + count - 1, masks=masks)
+            slots += len(delivered.ids)
+            if stream.feed(delivered) and progress is not None:
+                progress(slots)
+            work.advance()
+        stream.finish()
     _add_faults_of_formula(order, due, source, tallies["order"])
     if progress is not None:
         progress(slots)

@@ -5,6 +5,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from loader.progress import Work
 from loader.sources import RecordSource
 
 _BLOCK: Final = 1 << 18
@@ -76,10 +77,12 @@ class RowsOfIds:
 
     def _made(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         hashes = np.empty(self._total, np.int64)
-        for low in range(0, self._total, _BLOCK):
-            high = min(low + _BLOCK, self._total)
-            ids = self._source.ids(np.arange(low, high, dtype=np.int64))
-            hashes[low:high] = _hashes(np.asarray(ids))
+        with Work("an index of the IDs", self._total, "records") as work:
+            for low in range(0, self._total, _BLOCK):
+                high = min(low + _BLOCK, self._total)
+                ids = self._source.ids(np.arange(low, high, dtype=np.int64))
+                hashes[low:high] = _hashes(np.asarray(ids))
+                work.advance(high - low)
         rows = np.argsort(hashes)
         hashes.sort()
         return hashes, rows

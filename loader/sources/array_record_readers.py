@@ -7,6 +7,7 @@ import threading
 from typing import Any, Final
 
 from loader.parallel import Crew, in_order, usable_cores
+from loader.progress import Work
 from loader.sources.files import FileSet
 
 _log: Final = logging.getLogger(__name__)
@@ -37,9 +38,12 @@ class Readers:
             reader = self._opened(number, 0)
             found = reader.num_records()
             reader.close()
+            work.advance()
             return int(found)
 
-        return in_order(count, len(self._files), 2 * usable_cores())
+        what = f"opening the files in {self._files.root.name!r}"
+        with Work(what, len(self._files), "files") as work:
+            return in_order(count, len(self._files), 2 * usable_cores())
 
     def read(self, number: int, rows: list[int]) -> list[bytes]:
         """Records of one file, in one call."""

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from loader.parallel import Crew, in_order, usable_cores
+from loader.progress import Work
 from loader.sources.files import FileSet, FileState
 
 PIECE_BYTES: Final = 1 << 26
@@ -80,9 +81,15 @@ def digest_files(
 
     def digest(task: int, crew: Crew[bytes]) -> bytes:
         crew.check(task)
-        return _digest_piece(files, *pieces[task])
+        number, start = pieces[task]
+        found = _digest_piece(files, number, start)
+        work.advance(min(PIECE_BYTES, files.states[number].size - start))
+        return found
 
-    digests = in_order(digest, len(pieces), threads or usable_cores())
+    size = sum(files.states[number].size for number in unread)
+    what = f"digests of {len(unread)} of {len(files)} files in {files.root.name!r}"
+    with Work(what, size, "bytes") as work:
+        digests = in_order(digest, len(pieces), threads or usable_cores())
     by_number: dict[int, list[bytes]] = {}
     for (number, _), piece in zip(pieces, digests, strict=True):
         by_number.setdefault(number, []).append(piece)

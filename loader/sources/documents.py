@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from loader.progress import Work
 from loader.sources.files import FileSet
 
 Int64 = npt.NDArray[np.int64]
@@ -36,14 +37,18 @@ def borders_by_token(
 
     def borders(number: int) -> Int64:
         tokens = tokens_of(number)
-        pieces = range(0, len(tokens), _SCANNED_TOKENS)
-        ends = [
-            np.flatnonzero(tokens[low : low + _SCANNED_TOKENS] == last_token) + (low + 1)
-            for low in pieces
-        ]
+        ends = []
+        for low in range(0, len(tokens), _SCANNED_TOKENS):
+            piece = tokens[low : low + _SCANNED_TOKENS]
+            ends.append(np.flatnonzero(piece == last_token) + (low + 1))
+            work.advance(piece.nbytes)
         return np.concatenate([[0], *ends, [len(tokens)]])
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    size = sum(state.size for state in files.states)
+    with (
+        Work(f"borders of documents in {files.root.name!r}", size, "bytes") as work,
+        ThreadPoolExecutor(os.cpu_count()) as pool,
+    ):
         found = list(pool.map(borders, range(len(files))))
     if all(len(edges) == 2 for edges in found):
         raise ValueError(

@@ -17,6 +17,8 @@ from typing import Any, Final, NoReturn, Self
 import numpy as np
 import numpy.typing as npt
 
+from loader.progress import Work
+
 #: What a source takes as its data: one file, or a folder with files somewhere below.
 Data = str | os.PathLike[str]
 
@@ -122,7 +124,12 @@ class FileSet:
         if not checked:
             raise ValueError("names holds no name of a file")
         _check_once(checked)
-        return cls(root, checked, tuple(_look_at(root, name) for name in checked))
+        states = []
+        with Work(f"looking at the files in {root.name!r}", len(checked), "files") as work:
+            for name in checked:
+                states.append(_look_at(root, name))
+                work.advance()
+        return cls(root, checked, tuple(states))
 
     def __len__(self) -> int:
         """How many files."""

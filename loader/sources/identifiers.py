@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loader.fingerprint import ColumnDigest, check_ids, read_ids
+from loader.progress import counted
 from loader.sources.files import FileRows, FileSet
 from loader.sources.kept import KeptIds
 from loader.sources.numbered import NumberedNames
@@ -176,7 +177,7 @@ class _ColumnIds:
         total: int,
         where: Callable[[int], str] | None = None,
     ) -> None:
-        self._kept = KeptIds(blocks)
+        self._kept = KeptIds(counted(blocks, "reading the IDs", total))
         self.column: Final = scan_ids(self._kept.blocks, total, where=where)
 
     def __call__(self, rows: Rows, /) -> npt.NDArray[Any]:

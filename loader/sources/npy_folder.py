@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loader.fingerprint import check_ids, read_fields, read_ids
+from loader.progress import Work, counted
 from loader.sources.files import checked_name
 from loader.sources.protocol import Field, RecordSource, check_source
 
@@ -175,14 +176,18 @@ def write_npy(
         None,
         len(source),
     )
-    with new_folder(pathlib.Path(directory)) as folder:
+    target = pathlib.Path(directory)
+    with new_folder(target) as folder:
         id_dtype, rows_alone = _kind_of_ids(source)
         if not rows_alone:
             described = dataclasses.replace(described, id_file=ID_FILE)
             with _NpyFile(folder / ID_FILE, Field(id_dtype), len(source)) as file:
-                for ids in _blocks_of_ids(source):
+                blocks = _blocks_of_ids(source)
+                for ids in counted(blocks, f"writing the IDs to {target.name!r}", len(source)):
                     file.write(ids.astype(id_dtype, copy=False))
-        _write_fields(source, fields, {name: folder / files[name] for name in fields}, progress)
+        paths = {name: folder / files[name] for name in fields}
+        with Work(f"writing the records to {target.name!r}", len(source), "records") as work:
+            _write_fields(source, fields, paths, work, progress)
         _write_synced(folder / DESCRIPTION, described.text().encode())
 
 
@@ -234,6 +239,7 @@ def _write_fields(
     source: RecordSource,
     fields: Mapping[str, Field],
     paths: Mapping[str, pathlib.Path],
+    work: Work,
     progress: Callable[[int], None] | None,
 ) -> None:
     specs = {name: (field.dtype, field.shape) for name, field in fields.items()}
@@ -249,6 +255,7 @@ def _write_fields(
             records = read_fields(source, rows, specs)
             for name, file in files.items():
                 file.write(records[name])
+            work.advance(len(rows))
             if progress is not None:
                 progress(len(rows))
 
@@ -265,7 +272,7 @@ def _kind_of_ids(source: RecordSource) -> tuple[np.dtype[Any], bool]:
     """The dtype that holds all IDs, and whether they are the row numbers."""
     dtype: np.dtype[Any] | None = None
     start, rows_alone = 0, True
-    for ids in _blocks_of_ids(source):
+    for ids in counted(_blocks_of_ids(source), "looking at the IDs", len(source)):
         if dtype is not None and ids.dtype.kind != dtype.kind:
             raise ValueError(f"IDs are {dtype} in some rows and {ids.dtype} in others")
         dtype = ids.dtype if dtype is None else np.promote_types(dtype, ids.dtype)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loader.parallel import Crew, in_order, usable_cores
+from loader.progress import Work
 from loader.sources.arrow import Block, Column, in_one
 from loader.sources.extras import needed
 from loader.sources.files import FileRows, FileSet, Group
@@ -193,9 +194,11 @@ def footers(files: FileSet, kinds: Mapping[str, Any]) -> list[npt.NDArray[np.int
                     f"{files.names[0]} it is {kind}; all files must have the same columns"
                 )
         files.check(number)
+        work.advance()
         return np.array(groups, np.int64)
 
-    return in_order(rows_of, len(files), 2 * usable_cores())
+    with Work(f"opening the files in {files.root.name!r}", len(files), "files") as work:
+        return in_order(rows_of, len(files), 2 * usable_cores())
 
 
 def opened(files: FileSet, number: int, row: int) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loader.fingerprint import ColumnDigest, check_ids
+from loader.progress import counted
 from loader.sources.kept import encoded
 
 #: Gives all IDs, in order, in arrays int64[k] or str[k], the same ones each time.
@@ -48,7 +49,7 @@ def scan_ids(
         are fewer or more; names the rows.
     """
     scan = _Scan()
-    for block in blocks():
+    for block in counted(blocks(), "checking the IDs", total):
         scan.add(block)
     if scan.count != total:
         raise ValueError(f"there are {scan.count} IDs of {total} records")
@@ -108,7 +109,8 @@ def _equal_keys(blocks: Blocks, total: int, passes: int, number: int) -> npt.NDA
     room = total if passes == 1 else int(total / passes * 1.05) + 1000
     keys = np.empty(room, np.uint64)
     count = 0
-    for block in blocks():
+    part = "" if passes == 1 else f", part {number + 1} of {passes}"
+    for block in counted(blocks(), f"looking for IDs that come twice{part}", total):
         some = _keys(block)
         if passes > 1:
             some = some[((some * _ODD) >> _SHIFT) % np.uint64(passes) == number]
