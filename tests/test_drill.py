@@ -370,7 +370,10 @@ def test_the_command_line_ends_with_2_where_there_is_no_result(
 
 def test_help_states_the_exit_codes() -> None:
     done = drill_cli("--help")
-    assert "Exit codes: 0, no difference. 1, a difference. 2," in done.stdout
+    assert (
+        "Exit codes:\n      0  no difference\n      1  a difference\n      2  wrong use"
+        in done.stdout
+    )
 
 
 @pytest.mark.parametrize(("ending", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -27,6 +27,7 @@ from checkpointing.program import Program
 from checkpointing.programs import Programs, reserved_address
 from checkpointing.step_log import STEP_LOG_VARIABLE, process_log
 from loader import ArraySource, Pipeline, PipelineConfig
+from regrain.jobs import drill as drill_job
 from scripts import resume_drill
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -227,7 +228,7 @@ def test_a_process_that_hangs_is_no_success(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = drill(made, tmp_path)
-    resume_drill.show(report, tmp_path)
+    drill_job.show(report, tmp_path)
     assert "1 HUNG for 0 s and were killed" in " ".join(capsys.readouterr().out.split())
 
 
@@ -320,9 +321,9 @@ def test_a_number_that_does_not_divide_is_named_at_the_start(
 @pytest.mark.parametrize("text", ["", "2,", "two", "2;3"])
 def test_counts_are_numbers_with_commas(text: str) -> None:
     with pytest.raises(ValueError, match="numbers with commas between them, such as 2,4,1,3"):
-        resume_drill.counts_of(text)
+        drill_job.counts_of(text)
 
 
 def test_counts_are_read() -> None:
-    assert resume_drill.counts_of("2,4,1,3") == (2, 4, 1, 3)
-    assert resume_drill.counts_of(None) == ()
+    assert drill_job.counts_of("2,4,1,3") == (2, 4, 1, 3)
+    assert drill_job.counts_of(None) == ()

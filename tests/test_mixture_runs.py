@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import checkpointing
 from checkpointing import CheckpointMismatchError, Checkpoints, Manifest
 from loader import ArraySource, Mixture, Pipeline, PipelineConfig
-from scripts import provenance as script
+from regrain.commands import app
 
 STEPS = 23
 
@@ -177,7 +177,7 @@ def test_provenance_of_one_kind_of_run_refuses_the_other(tmp_path: pathlib.Path)
 
 
 def answer(*arguments: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(script.app, list(arguments))
+    result = CliRunner().invoke(app, ["provenance", *arguments])
     return result.exit_code, result.stdout, result.stderr
 
 

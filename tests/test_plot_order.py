@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import loader
+from regrain.jobs import plot_order
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 SCRIPT: Final = ROOT / "scripts" / "plot_order.py"
@@ -130,9 +131,8 @@ def test_many_records_are_a_density(
 
 @pytest.mark.parametrize("shuffle", loader.ORDER_VERSIONS)
 def test_the_density_counts_every_record(shuffle: str) -> None:
-    script = runpy.run_path(str(SCRIPT))
     config = loader.PipelineConfig(64, 3, "pad", shuffle=shuffle)  # type: ignore[arg-type]
-    counts = script["density"](script["order_of"](config, 20_000, 0), 20_000)
+    counts = plot_order.density(plot_order.order_of(config, 20_000, 0), 20_000)
     np.testing.assert_allclose(counts.sum(axis=0), len(counts))
     np.testing.assert_allclose(counts.sum(axis=1), len(counts), rtol=0.01)
     diagonal = np.trace(counts) / counts.sum()
@@ -190,12 +190,12 @@ def test_a_refusal_says_why_and_writes_nothing(
 def test_a_refusal_is_an_exit_code_and_one_line(tmp_path: Path, out: str, code: int) -> None:
     done = plot("--config", LESSON, "--out", out, cwd=tmp_path)
     assert done.returncode == code
-    assert done.stderr.startswith(f"plot_order.py: {out}")
+    assert done.stderr.startswith(f"regrain plot-order: {out}")
     assert len(done.stderr.splitlines()) == 1
 
 
 def test_help_teaches() -> None:
     done = plot("--help")
     assert done.returncode == 0
-    for text in ("--config configs/lesson.toml --out order.svg", "Exit codes", "--num-records"):
+    for text in ("--num-records 1797 --out order.svg", "Exit codes", "[dataset]"):
         assert text in done.stdout

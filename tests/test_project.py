@@ -24,12 +24,16 @@ import checkpointing.testing
 import loader
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("loader", "checkpointing")
+PACKAGES = ("loader", "checkpointing", "regrain")
 RUNTIME = {"grain", "jax", "numpy", "orbax-checkpoint"}
 
 
 # --- layers -------------------------------------------------------------------------------------
 
+#: What prints and draws is of the extra `cli`.
+OF_THE_COMMAND_LINE = ("typer", "rich", "matplotlib")
+#: Beside what they export, of the two libraries: the types of what a public function returns.
+OPEN_TO_COMMANDS = ("loader", "checkpointing", "checkpointing.drill_report")
 NUMPY_ALONE = (
     "loader.amounts",
     "loader.config",
@@ -88,6 +92,11 @@ def forbidden(importer: str, module: str) -> bool:
         return True
     if within(importer, "loader") and within(module, "checkpointing"):
         return True
+    if within(importer, "regrain"):
+        if within(module, "loader", "checkpointing") and module not in OPEN_TO_COMMANDS:
+            return True
+    elif within(module, "regrain", *OF_THE_COMMAND_LINE):
+        return True
     if within(module, "grain"):
         return not within(importer, "loader.pipeline", "loader.grain_stream", "loader.sources")
     return within(module, "orbax") and importer != "checkpointing.checkpoints"
@@ -137,6 +146,10 @@ def test_no_import_crosses_the_layers() -> None:
         ("loader/audit.py", "from .pipeline import Pipeline", "loader.audit -> loader.pipeline"),
         ("loader/audit.py", "from loader import Pipeline", "loader.audit -> loader"),
         ("loader/audit.py", "import loader.batching", "loader.audit -> loader.batching"),
+        ("loader/a.py", "import rich.table", "loader.a -> rich.table"),
+        ("checkpointing/a.py", "from regrain import terminal", "checkpointing.a -> regrain"),
+        ("regrain/a.py", "from loader.audit import f", "regrain.a -> loader.audit"),
+        ("regrain/a.py", "import grain", "regrain.a -> grain"),
     ],
 )
 def test_a_planted_import_is_found(tmp_path: Path, file: str, source: str, found: str) -> None:
@@ -156,6 +169,7 @@ def test_a_planted_import_is_found(tmp_path: Path, file: str, source: str, found
         ("loader/config.py", "import tomllib\nimport numpy as np\nfrom loader import order"),
         ("loader/audit.py", "from loader import order\nfrom loader.config import PipelineConfig"),
         ("checkpointing/checkpoints.py", "import orbax.checkpoint\nimport loader"),
+        ("regrain/jobs/a.py", "import typer\nimport loader\nfrom regrain import terminal"),
     ],
 )
 def test_an_import_along_the_layers_passes(tmp_path: Path, file: str, source: str) -> None:
@@ -307,11 +321,17 @@ def test_the_wheel_needs_the_four_runtime_packages_alone(wheel: Path) -> None:
 
 
 def test_the_wheel_runs_without_the_checkout(wheel: Path, tmp_path: Path) -> None:
-    code = "import sys; sys.path.insert(0, sys.argv[1])\nimport loader, checkpointing\n"
-    code += "print(loader.__file__, checkpointing.__file__, sep='\\n')"
+    code = "import sys; sys.path.insert(0, sys.argv[1])\nimport loader, checkpointing, regrain\n"
+    code += "print(loader.__file__, checkpointing.__file__, regrain.__file__, sep='\\n')"
     command = [sys.executable, "-c", code, str(wheel)]
     done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
     assert all(line.startswith(str(wheel)) for line in done.stdout.splitlines())
+
+
+def test_the_wheel_brings_the_command(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (path,) = (name for name in archive.namelist() if name.endswith("/entry_points.txt"))
+    assert "regrain = regrain.__main__:main" in archive.read(path).decode()
 
 
 # --- the lock -----------------------------------------------------------------------------------
@@ -419,7 +439,9 @@ def test_a_planted_index_address_is_found(planted: str) -> None:
     assert INDEX_ADDRESS.search(planted)
 
 
-@pytest.mark.parametrize("script", ["scripts/setup", "scripts/test", "scripts/drill", ".ci/run"])
+@pytest.mark.parametrize(
+    "script", ["scripts/setup", "scripts/test", "scripts/drill", "scripts/inspect", ".ci/run"]
+)
 def test_the_scripts_can_be_run(script: str) -> None:
     assert os.access(ROOT / script, os.X_OK)
     subprocess.run(["bash", "-n", ROOT / script], check=True)

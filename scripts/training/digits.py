@@ -6,10 +6,10 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 from jax.sharding import Mesh
 
 import loader
+from regrain.jobs import sources
 from scripts.training.formats import in_format
 from scripts.training.micro_batches import check_micro_batches, sum_in_order
 from scripts.training.processes import Layout
@@ -72,15 +72,7 @@ def task(data: Any, train: Any) -> Task:
 
 def digits(data_format: str = "array") -> loader.RecordSource:
     """The images, uint8[1797, 8, 8], and their labels; a record's ID is its number in the data set."""
-    from sklearn.datasets import load_digits  # noqa: PLC0415 (a second, that other tasks need not wait)
-
-    data = load_digits()
-    fields: dict[str, npt.NDArray[Any]] = {
-        "image": data.images.astype(np.uint8),
-        "label": data.target.astype(np.int32),
-    }
-    source = loader.ArraySource(fields, ids=np.arange(len(data.images)))
-    return in_format("digits", data_format, source)
+    return in_format("digits", data_format, sources.digits())
 
 
 def scale(batch: dict[str, Any]) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import loader
+from regrain.jobs import sources
 from scripts.training.formats import in_format
 from scripts.training.task import Batch, State, Task, settings_of
 
@@ -49,8 +49,7 @@ def task(data: Any, train: Any) -> Task:
 
 def lesson(data_format: str = "array") -> loader.RecordSource:
     """The records: x and y, float32[11]; their IDs are 0 to 10."""
-    x = (np.arange(11) / 10).astype(np.float32)
-    return in_format("lesson", data_format, loader.ArraySource({"x": x, "y": 2 * x - 1}))
+    return in_format("lesson", data_format, sources.lesson())
 
 
 def init() -> State:

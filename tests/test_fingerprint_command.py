@@ -13,7 +13,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import loader
-from scripts import fingerprint as script
+from regrain import terminal
+from regrain.commands import app
+from regrain.jobs import fingerprint as job
 from scripts import train
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -30,7 +32,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(*arguments: str, code: int = 0) -> str:
-    done = CliRunner().invoke(script.app, arguments)
+    done = CliRunner().invoke(app, ["fingerprint", *arguments])
     assert done.exit_code == code, done.output
     return done.stdout if code != 2 else done.stderr
 
@@ -106,8 +108,8 @@ def test_appended_records_with_the_old_ones_unchanged_are_named_as_such(total: i
 
 def test_a_folder_is_read_from_disk_as_it_is_needed() -> None:
     save_folder("a", x=X)
-    source = script.opened(Path("a"), None, digits=False)
-    assert isinstance(script.folder_arrays(Path("a"))["x"], np.memmap)
+    source = job.opened(Path("a"), None, digits=False)
+    assert isinstance(job.folder_arrays(Path("a"))["x"], np.memmap)
     assert len(source) == 10
 
 
@@ -187,7 +189,7 @@ def test_what_cannot_be_opened_is_refused_with_a_reason(
         (b"{}", "is no saved fingerprint"),
         (b"\xff", "is no saved fingerprint"),
         (b"[" * 100_000, "is no saved fingerprint"),
-        (b" " * (script.MAX_JSON_BYTES + 1), "is larger than"),
+        (b" " * (job.MAX_JSON_BYTES + 1), "is larger than"),
     ],
     ids=["absent", "empty", "list", "object", "no text", "deep", "large"],
 )
@@ -210,22 +212,23 @@ def test_a_file_that_cannot_be_written_is_named_and_nothing_stays() -> None:
 def test_a_bar_comes_on_a_terminal_for_long_work_only(
     after_seconds: float, shown: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(script, "BAR_AFTER_SECONDS", after_seconds)
+    monkeypatch.setattr(terminal, "BAR_AFTER_SECONDS", after_seconds)
     source = loader.ArraySource({"x": X})
-    for terminal in (True, False):
-        notes = Console(stderr=True, force_terminal=terminal, record=True, width=80)
+    for is_terminal in (True, False):
+        notes = Console(stderr=True, force_terminal=is_terminal, record=True, width=80)
         with Path(os.devnull).open("w") as nowhere:
             notes.file = nowhere
-            monkeypatch.setattr(script, "notes", notes)
-            assert script.digested(source) == source.fingerprint()
+            monkeypatch.setattr(terminal, "notes", notes)
+            monkeypatch.setattr(job, "notes", notes)
+            assert job.digested(source) == source.fingerprint()
             text = notes.export_text()
-        assert ("reading" in text) == (shown and terminal)
+        assert ("reading" in text) == (shown and is_terminal)
 
 
 def test_the_bar_is_told_of_each_record_once() -> None:
     told: list[int] = []
     source = loader.ArraySource({"x": X}, IDS)
-    watched = script._Watched(source, told.append)
+    watched = job._Watched(source, told.append)
     assert watched.fingerprint() == source.fingerprint()
     assert sum(told) == len(X)
 

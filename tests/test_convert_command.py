@@ -11,8 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 import loader
-from scripts import convert as script
-from scripts import convert_formats, train
+from regrain.commands import app
+from regrain.jobs import convert as job
+from regrain.jobs import convert_formats
+from scripts import train
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 X: Final = np.arange(20.0).reshape(10, 2)
@@ -28,7 +30,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(*arguments: str, code: int = 0) -> str:
-    done = CliRunner().invoke(script.app, arguments)
+    done = CliRunner().invoke(app, ["convert", *arguments])
     assert done.exit_code == code, done.output
     return done.stderr if code else done.stdout
 
@@ -152,7 +154,7 @@ def test_what_reads_as_something_else_is_told(monkeypatch: pytest.MonkeyPatch) -
     right = convert_formats.FORMATS["npy"]
 
     def write_another(_source: Any, out: Path, progress: Any) -> None:
-        right.write(script.opened(Path("b.npz"), None, digits=False), out, progress)
+        right.write(job.opened(Path("b.npz"), None, digits=False), out, progress)
 
     wrong = convert_formats.Format(write_another, right.read)
     monkeypatch.setitem(convert_formats.FORMATS, "npy", wrong)

@@ -1,4 +1,4 @@
-"""scripts/audit.py: what it writes and prints, its exit codes, and its page in a real browser."""
+"""The audit's command line: what it writes and prints, its exit codes, and its page in a real browser."""
 
 import json
 import os
@@ -17,8 +17,9 @@ import typer
 
 import checkpointing
 import loader
-from scripts import audit as script
-from scripts import audit_page
+from regrain import terminal
+from regrain.jobs import audit as job
+from regrain.jobs import audit_page
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 SCRIPT: Final = ROOT / "scripts" / "audit.py"
@@ -41,8 +42,8 @@ def run(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess
 
 def run_here(capsys: pytest.CaptureFixture[str], **arguments: Any) -> tuple[int, str, str]:
     """Runs the script in this process, which saves the time to import its libraries."""
-    with pytest.raises(typer.Exit) as ended:
-        script.main(**arguments)
+    with pytest.raises(typer.Exit) as ended, terminal.failures("audit"):
+        raise typer.Exit(job.run(**arguments))
     printed = capsys.readouterr()
     return ended.value.exit_code, printed.out, printed.err
 
@@ -55,7 +56,7 @@ def a_log(path: Path, pipeline: loader.Pipeline, steps: int) -> Path:
 
 
 def digits() -> loader.Pipeline:
-    records = script.records_of(DIGITS, None, None)
+    records = job.records_of(DIGITS, None, None)
     return loader.Pipeline(records.source, loader.PipelineConfig.from_toml(DIGITS))
 
 

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 import checkpointing
 import loader
 from loader import ArraySource, Pipeline, PipelineConfig
-from scripts import provenance as script
+from regrain.commands import app
+from regrain.jobs import provenance as job
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 N: Final = 23
@@ -45,7 +46,7 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
 
 
 def call(*arguments: Any, code: int = 0) -> str:
-    done = CliRunner().invoke(script.app, [str(a) for a in arguments], env={"COLUMNS": "100"})
+    done = CliRunner().invoke(app, ["provenance", *map(str, arguments)])
     assert done.exit_code == code, done.output
     assert (done.stderr == "") == (code == 0)
     return done.stdout if code == 0 else " ".join(done.stderr.split())
@@ -203,7 +204,7 @@ def test_of_many_epochs_the_newest_are_shown(tmp_path: Path) -> None:
 def test_a_vast_step_is_shown_in_part(
     changed: tuple[Path, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(script, "SHOWN_SLOTS", 2)
+    monkeypatch.setattr(job, "SHOWN_SLOTS", 2)
     assert "... and 2 more: see --json" in call(changed[0], "--step", 0)
 
 

@@ -1,4 +1,4 @@
-"""The formats of scripts/convert.py: how a data set is found out and opened, and how one is written.
+"""The formats of `regrain convert`: how a data set is found out and opened, and how one is written.
 
 To add a format: a function that writes all records of a source, and one that opens what it wrote, in
 `FORMATS`; and, if it has a suffix of its own, a line in `opened`.
@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 import loader
-from loader.sources.npy_folder import DESCRIPTION
-from scripts.fingerprint import ID, npz_arrays
+from regrain.jobs.fingerprint import ID, npz_arrays
 
 Progress = Callable[[int], None]
 Name = Literal["npy", "array_record", "parquet"]
@@ -55,7 +54,7 @@ def opened(path: pathlib.Path) -> loader.RecordSource:
     if _holds(path, "*.array_record*") or _holds(path, "*.arrayrecord*"):
         return _with_ids(loader.ArrayRecordSource, path)
     if path.is_dir():
-        raise ValueError(f"{path} holds no {DESCRIPTION}, no .npy, .parquet or .array_record file")
+        raise ValueError(f"{path} holds no regrain.json, no .npy, .parquet or .array_record file")
     arrays = npz_arrays(path)
     ids = arrays.pop(ID, None)
     return loader.ArraySource(arrays, ids)

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import loader
-from scripts import plot_order
+from regrain.jobs import plot_order
 
 BESIDE: Final = 4
 EPOCH_ROWS: Final = 20

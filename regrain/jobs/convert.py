@@ -1,0 +1,128 @@
+"""Writes the records of a data set, IDs and all, in another format, and compares what was written."""
+
+import pathlib
+import time
+from typing import Any
+
+import numpy as np
+
+import loader
+from regrain.jobs import convert_formats
+from regrain.jobs.fingerprint import ID
+from regrain.jobs.sources import digits as digits_source
+from regrain.jobs.sources import source_of
+from regrain.terminal import bar, console, notes, plain, print_json
+
+SAME, DIFFERENT = 0, 1
+
+
+def run(
+    given: loader.RecordSource,
+    out: pathlib.Path,
+    to: convert_formats.Name | None,
+    *,
+    check: bool = True,
+    as_json: bool = False,
+) -> int:
+    """Writes all records of a source to a path that does not exist, and prints what it did.
+
+    Args:
+      given: the records.
+      out: what is written.
+      to: the format; ``None`` for that of the name.
+      check: whether to read both afterwards, and compare.
+      as_json: whether to print JSON.
+
+    Returns:
+      The exit code.
+
+    Raises:
+      OSError, TypeError, ValueError, MemoryError: why nothing was written.
+    """
+    began = time.monotonic()
+    name = to or convert_formats.name_for(out)
+    if out.exists() or out.is_symlink():
+        raise ValueError(f"{out} is there already; name another, or move it")
+    with bar("writing", len(given)) as watched:
+        convert_formats.FORMATS[name].write(given, out, watched.advance)
+    made = convert_formats.FORMATS[name].read(out, given)
+    differences, digest = compared(given, made) if check else ([], None)
+    found = {
+        "out": str(out),
+        "format": name,
+        "records": len(made),
+        "bytes": bytes_of(out),
+        "fields": {
+            name: {"dtype": str(field.dtype), "shape": list(field.shape)}
+            for name, field in made.fields.items()
+        },
+        "ids": "int64" if made.ids(np.zeros(1, np.int64)).dtype.kind == "i" else "str",
+        "digest": digest,
+        "differences": [
+            {"name": one.name, "given": one.checkpoint, "written": one.now, "note": one.note}
+            for one in differences
+        ],
+        "seconds": round(time.monotonic() - began, 3),
+    }
+    if as_json:
+        print_json(found)
+    elif differences:
+        show_differences(found["differences"])
+    else:
+        show(found)
+    return DIFFERENT if differences else SAME
+
+
+def opened(data: pathlib.Path | None, source: str | None, *, digits: bool) -> loader.RecordSource:
+    """The one source that the command names.
+
+    Raises:
+      OSError, TypeError, ValueError: none is named, or more than one, or it cannot be opened.
+    """
+    if (data is not None) + (source is not None) + digits != 1:
+        raise ValueError("name one source: a file or a folder, or --digits, or --source")
+    if source is not None:
+        return source_of(source)
+    if data is None:
+        return digits_source()
+    return convert_formats.opened(data)
+
+
+def compared(
+    given: loader.RecordSource, made: loader.RecordSource
+) -> tuple[list[loader.Difference], str | None]:
+    """In what two sources differ; and the digest of all records, if it is in nothing."""
+    before, after = loader.fingerprint(given), loader.fingerprint(made)
+    differences = before.diff(after, made)
+    return differences, None if differences else after.digest
+
+
+def show_differences(differences: Any) -> None:
+    """Prints in what the records that were written are others, for people."""
+    notes.print("[bold red]regrain convert:[/] what was written reads as something else:")
+    for one in differences:
+        note = f"  ({one['note']})" if one["note"] else ""
+        line = f"  {one['name']}  given {one['given']}  written {one['written']}{note}"
+        notes.print(plain(line), markup=False, soft_wrap=True)
+
+
+def bytes_of(path: pathlib.Path) -> int:
+    """The size of a file, or of all files in a folder."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def show(found: dict[str, Any]) -> None:
+    """Prints what was written, for people."""
+    console.print(
+        f"{plain(found['out'])}: {found['records']:,} records, {found['bytes']:,} bytes",
+        markup=False,
+        soft_wrap=True,
+    )
+    width = max(map(len, [*found["fields"], ID]))
+    console.print(f"  {ID:{width}}  {found['ids']}", markup=False)
+    for name, field in found["fields"].items():
+        line = f"  {name:{width}}  {field['dtype']}{field['shape']}"
+        console.print(plain(line), markup=False, soft_wrap=True)
+    if found["digest"] is not None:
+        console.print(f"read back as the same: {found['digest']}", markup=False, soft_wrap=True)

@@ -1,0 +1,62 @@
+"""Where a command's records come from: a function of the user's, or data to try commands on."""
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import numpy as np
+
+import loader
+
+
+def made_by(option: str, text: str) -> Any:
+    """What ``module:function`` returns; modules are found as by Python in the current folder.
+
+    Args:
+      option: that was given, for messages.
+      text: its value.
+
+    Raises:
+      ValueError: there is no such module or function, or it fails.
+    """
+    module, _, function = text.partition(":")
+    if not all(part.isidentifier() for part in [*module.split("."), function]):
+        raise ValueError(
+            f"{option} takes MODULE:FUNCTION, such as my_data:my_source, not {text!r:.80}"
+        )
+    if (here := os.getcwd()) not in sys.path:  # noqa: PTH109 (a string, as all of sys.path)
+        sys.path.insert(0, here)
+    try:
+        return getattr(importlib.import_module(module), function)()
+    except Exception as error:
+        raise ValueError(f"{option} {text}: {type(error).__name__}: {error}") from error
+
+
+def source_of(text: str) -> loader.RecordSource:
+    """The source that ``module:function`` returns.
+
+    Raises:
+      ValueError: as `made_by`; or it returns no source.
+    """
+    source = made_by("--source", text)
+    if not isinstance(source, loader.RecordSource):
+        raise ValueError(
+            f"--source {text} returns a {type(source).__name__}, which is no loader.RecordSource"
+        )
+    return source
+
+
+def digits() -> loader.ArraySource:
+    """Scikit-learn's images, uint8[1797, 8, 8], and their labels; a record's ID is its number."""
+    from sklearn.datasets import load_digits  # noqa: PLC0415 (a second, for this alone)
+
+    data = load_digits()
+    fields = {"image": data.images.astype(np.uint8), "label": data.target.astype(np.int32)}
+    return loader.ArraySource(fields, ids=np.arange(len(data.images)))
+
+
+def lesson() -> loader.ArraySource:
+    """The lesson's eleven records: x = ID / 10 and y = 2 x - 1."""
+    x = (np.arange(11) / 10).astype(np.float32)
+    return loader.ArraySource({"x": x, "y": 2 * x - 1})
