@@ -1,13 +1,14 @@
 """A train state as Orbax can hold it exactly: what its leaves are, and how they go in and come out.
 
 Orbax refuses NumPy scalars and arrays of size zero, changes dtypes and loses weak types without a
-word. So leaves are described first (the description goes into the manifest and is compared at a
+word, and writes trees that it cannot read. So leaves are described first (the description goes into the manifest and is compared at a
 resume), stored as plain arrays, and brought back to what they were.
 """
 
 import dataclasses
 import functools
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Self
 
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 _WRAPPED: Final = "train_state"
+_NUMBER_KEYS: Final = (jax.tree_util.SequenceKey, jax.tree_util.FlattenedIndexKey)
 #: What TensorStore can hold, in the machine's byte order.
 _DTYPES: Final = frozenset(
     {
@@ -92,8 +94,10 @@ def describe(train_state: Any) -> tuple[Leaf, ...]:
     """Every leaf of a train state, in the order of the tree.
 
     Raises:
-      TypeError: a leaf is neither an array, nor a PRNG key, nor a number; names it.
+      TypeError: a leaf is neither an array, nor a PRNG key, nor a number, or two leaves are one
+        variable of Flax's; names it.
     """
+    _check_not_shared(train_state)
     return tuple(_describe(path, leaf) for path, leaf in leaves_by_path(train_state).items())
 
 
@@ -142,7 +146,7 @@ def to_stored(train_state: Any, *, several_processes: bool = False) -> Any:
             "update returned, not the one that it was given"
         )
     one = functools.partial(_to_stored, several_processes=several_processes)
-    return _wrapped(jax.tree.map(one, train_state))
+    return _wrapped(_sortable(jax.tree.map(one, train_state)))
 
 
 def copies_in(stored: Any) -> dict[str, np.ndarray[Any, Any]]:
@@ -205,6 +209,55 @@ def _wrapped(tree: Any) -> Any:
     if not _needs_wrapping(tree):
         return tree
     return {_WRAPPED: next(iter(jax.tree.leaves(tree)), np.zeros(1))}
+
+
+def _sortable(tree: Any) -> Any:
+    """The tree with a dict for each node that has both names and numbers below it.
+
+    Orbax sorts what is below a node when it reads a tree, and cannot sort names among numbers. Flax's
+    ``nnx.List`` is such a node: beside its elements stands a state of its own, which has no leaf.
+    """
+
+    def sortable(node: Any) -> Any:
+        if not _is_mixed(node):
+            return node
+        kept = [(keys, child) for keys, child in _children(node) if jax.tree.leaves(child)]
+        return {_name(keys[0]): _sortable(child) for keys, child in kept}
+
+    return jax.tree.map(sortable, tree, is_leaf=_is_mixed)
+
+
+def _is_mixed(node: Any) -> bool:
+    if node is None or isinstance(
+        node, jax.Array | np.ndarray | dict | list | tuple
+    ):  # by far most
+        return False
+    are_numbers = {isinstance(keys[0], _NUMBER_KEYS) for keys, _ in _children(node) if keys}
+    return len(are_numbers) == 2
+
+
+def _children(node: Any) -> list[tuple[Any, Any]]:
+    """The nodes and leaves right below a node; a leaf itself, without a key."""
+    children: list[tuple[Any, Any]]
+    children, _ = jax.tree_util.tree_flatten_with_path(node, lambda below: below is not node)
+    return children
+
+
+def _check_not_shared(train_state: Any) -> None:
+    """A variable of Flax's in two places would come back as two, which the next update tells apart."""
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is None:  # then nobody has made any
+        return
+    found: dict[int, tuple[Any, ...]] = {}
+    for keys, node in jax.tree_util.tree_flatten_with_path(
+        train_state, lambda node: isinstance(node, nnx.Variable)
+    )[0]:
+        if isinstance(node, nnx.Variable) and found.setdefault(id(node), keys) is not keys:
+            raise TypeError(
+                f"{pointer(found[id(node)])} and {pointer(keys)} of the train state are one "
+                f"nnx.{type(node).__name__}, and would come back as two. Pass nnx.state(...) of what "
+                "holds it, in which it is once, and what comes back to nnx.update"
+            )
 
 
 def pointer(keys: tuple[Any, ...]) -> str:

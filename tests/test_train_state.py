@@ -64,6 +64,23 @@ class Pair:
         return cls(*children)
 
 
+@jax.tree_util.register_pytree_with_keys_class
+class Numbered:
+    """A node with numbers and names below it, one of them without a leaf, as Flax's lists are."""
+
+    def __init__(self, *parts: Any, own: Any = ()) -> None:
+        self.parts, self.own = parts, own
+
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], None]:
+        numbered = [(jax.tree_util.SequenceKey(i), part) for i, part in enumerate(self.parts)]
+        return [(jax.tree_util.GetAttrKey("own"), self.own), *numbered], None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: Any) -> "Numbered":
+        own, *parts = children
+        return cls(*parts, own=own)
+
+
 def a_pipeline() -> loader.Pipeline:
     source = loader.ArraySource({"x": np.arange(4.0)})
     return loader.Pipeline(source, loader.PipelineConfig(2, seed=0, final_batch="partial"))
@@ -125,6 +142,10 @@ TREES: dict[str, Any] = {
     ),
     "a dataclass": lambda: Layer(jnp.arange(3), {"of": Layer(jnp.arange(2), jnp.arange(5))}),
     "a node of one's own without names": lambda: Pair(jnp.arange(3), Pair(np.arange(2), 5)),
+    "numbers and names below one node": lambda: {
+        "a": Numbered(*(jnp.array([i]) for i in range(12))),
+        "b": [Numbered(Numbered(np.arange(2), None), 5, own={"c": jnp.arange(3)})],
+    },
     "None among leaves": lambda: {"a": None, "b": jnp.arange(2), "c": (None, jnp.arange(3))},
     "nothing but None": lambda: {"a": None},
     "None": lambda: None,
