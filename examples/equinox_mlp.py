@@ -1,7 +1,7 @@
 """Equinox with Optax: a network with dropout, whose random keys come with the batch.
 
     python examples/equinox_mlp.py runs/equinox [STEPS]      # stop it as you like, and run it again
-    python scripts/resume_drill.py --kills 2 -- python examples/equinox_mlp.py {run_dir}
+    regrain drill --kills 2 -- python examples/equinox_mlp.py {run_dir}
 
 The train state is the arrays among what makes up model and optimizer. It needs no PRNG key: with
 `record_keys=True` each record has one, another one in each epoch, and the model, which is written for

@@ -1,7 +1,7 @@
 """Flax NNX with Optax: dropout and batch normalisation, resumed bit for bit.
 
     python examples/flax_nnx.py runs/flax [STEPS]      # stop it as you like, and run it again
-    python scripts/resume_drill.py --kills 2 -- python examples/flax_nnx.py {run_dir}
+    regrain drill --kills 2 -- python examples/flax_nnx.py {run_dir}
 
 The train state is one `nnx.State` of model, optimizer and RNG streams: parameters, batch statistics,
 Adam's moments, and how often each stream was drawn from.

@@ -1,7 +1,7 @@
 """Plain JAX: a network for handwritten digits; momentum, noise and warm-up are written by hand.
 
     python examples/plain_jax.py runs/plain [STEPS]      # stop it as you like, and run it again
-    python scripts/resume_drill.py --kills 2 -- python examples/plain_jax.py {run_dir}
+    regrain drill --kills 2 -- python examples/plain_jax.py {run_dir}
 
 The train state is a tree of arrays: parameters, velocity, a PRNG key, the number of steps.
 """

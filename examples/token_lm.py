@@ -1,7 +1,7 @@
 """A language model of bytes, trained on Python's own library, and evaluated on the way.
 
     python examples/token_lm.py runs/lm [STEPS]      # stop it as you like, and run it again
-    python scripts/resume_drill.py --kills 2 -- python examples/token_lm.py {run_dir}
+    regrain drill --kills 2 -- python examples/token_lm.py {run_dir}
 
 The held-out text is a stream of its own, which begins anew each time and is in no checkpoint.
 """
