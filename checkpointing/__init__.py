@@ -1,4 +1,13 @@
-"""Checkpoints that hold a stream's identity beside the train state, and resume only what matches."""
+"""Checkpoints that hold a stream's identity beside the train state, and resume only what matches.
+
+- `Checkpoints.resume` gives a `Run`, and `Checkpoints.save` saves it. What differs from a checkpoint is a
+  `CheckpointMismatchError`; where none is whole, that is a `CheckpointDamagedError`.
+- `load` reads a checkpoint and its `Manifest` without a pipeline, `inspect_run` tells what a directory holds,
+  `provenance` and `mixture_provenance` what its steps were made of.
+- `run_drill` kills a training script again and again, and compares it with one that was not killed, in a
+  `DrillReport`. A `step_log` has what each step delivered; `read_step_log` reads it.
+- `checkpointing.testing` has assertions for a test suite of your own.
+"""
 
 import loader as _loader  # noqa: F401 (first: it keeps those below from setting up logging)
 

@@ -258,7 +258,7 @@ class Manifest:
       position: where the next batch begins.
       identity: which stream and train state.
       next_ids: IDs of up to 64 records that come next, padding left out.
-      history: the changes that `allow` let through on the way, oldest first: the position at which
+      history: the changes that ``allow`` let through on the way, oldest first: the position at which
         each happened and, by name, the values before and after.
       packages: versions of what wrote it.
       files: by path inside the step's directory, the sha256 and size of every other file.

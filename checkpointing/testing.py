@@ -5,9 +5,14 @@
     def test_our_pipeline_resumes_exactly(tmp_path):
         testing.assert_resumes_exactly(make_pipeline, tmp_path)
 
+- `assert_resumes_exactly`: a run with stops is as one without, bit for bit.
+- `assert_deterministic`: the same steps come out the same, however they are asked for.
+- `assert_covers_epoch`: each record comes once, in its place, as it is.
+
 They raise AssertionError with the first difference (step, slot, ID, field), and need no test framework.
-Each takes a `Pipeline` or a `Mixture`, the first also a `GrainStream`, or better a function that makes it: called anew for each run, as
-each process would make it, it shows what a pipeline keeps to itself from one run to the next.
+Each takes a `loader.Pipeline` or a `loader.Mixture`, the first also a `loader.GrainStream`, or better a
+function that makes it: called anew for each run, as each process would make it, it shows what a pipeline
+keeps to itself from one run to the next.
 """
 
 import contextlib

@@ -1,4 +1,25 @@
-"""A stream of batches for JAX training loops that is a pure function of data and configuration."""
+"""A stream of batches for JAX training loops that is a pure function of data and configuration.
+
+A `Pipeline` is made of a source and a `PipelineConfig`. `Pipeline.iterate` gives a `BatchIterator`, whose
+place is a `Position`; `checkpointing.Checkpoints` saves and resumes it. `Mixture` is several pipelines in
+turn, and `GrainStream` a chain of Grain's own data sets.
+
+- Sources: `ArraySource`, `NpySource`, `ArrayRecordSource`, `ParquetSource`, `HuggingFaceSource`,
+  `TokenSource`, `SequenceSource`; one of your own is a `RecordSource`, with a `Field` for each field.
+  `write_npy`, `write_array_record` and `encode_record` write records, `decode_image` and `decode_record`
+  read them.
+- Order: `epoch_order` and its inverse, `position_of`; their versions are `ORDER_VERSIONS`.
+- Identity of data: `fingerprint` makes a `Fingerprint`, whose `Fingerprint.diff` gives each `Difference`;
+  `digest_files` and `merge_digests` share the work. `dataset_digest` is one digest of some arrays.
+- Batches: `masked_mean` over records that are there; `global_batch` over processes; `Device`,
+  `ReadOptions`.
+- Random numbers: `record_keys`, `uniforms` and `rng`.
+- How it goes: `BatchIterator.stats` gives `StreamStats`; who wants to be told is an `OnStats`.
+  `watch_progress` tells an `OnProgress` of the `Progress` of long work, such as fingerprints and audits.
+- Looking into a stream: `audit`, `audit_batches` and `audit_mixture`; `provenance` and
+  `mixture_provenance`; `check_transform`.
+- What may be raised while batches are read: `RecordReadError`, `WorkerDiedError`, `GrainStateError`.
+"""
 
 from loader.audit import (
     AuditReport,

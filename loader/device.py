@@ -10,6 +10,7 @@ from loader.batching import Batch
 from loader.processes import global_batch
 
 Device: TypeAlias = jax.Device | jax.sharding.Sharding
+"""Where batches can be delivered: one device, or a sharding that splits the batch axis over some."""
 
 
 def sharding_of(device: Device | None) -> "jax.sharding.Sharding | None":

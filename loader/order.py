@@ -33,8 +33,11 @@ Rows = npt.NDArray[np.int64]
 
 SHUFFLES: Final[tuple[str, ...]] = get_args(Shuffle)
 
-#: Changing what an order returns means a new number here, with the old one kept readable.
 ORDER_VERSIONS: Final[dict[str, int]] = {"feistel": 1, "permutation": 1, "none": 1}
+"""The version of each kind of order, which manifests hold.
+
+Changing what an order returns means a new number here, with the old one kept readable.
+"""
 
 MAX_RECORDS: Final = 2**63
 MAX_SEED: Final = 2**32 - 1

@@ -82,6 +82,7 @@ class Progress:
 
 
 OnProgress: TypeAlias = Callable[[Progress], Any]
+"""What is called with how far some work has come."""
 
 
 @dataclasses.dataclass(frozen=True)

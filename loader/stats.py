@@ -133,6 +133,7 @@ class StreamStats:
 
 
 OnStats: TypeAlias = Callable[[StreamStats], Any]
+"""What may be called with the figures of a run every so many steps, to send them on."""
 
 
 @dataclasses.dataclass(frozen=True)

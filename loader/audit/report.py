@@ -44,7 +44,7 @@ class Finding:
     """One of the five, with how often and where.
 
     Attributes:
-      name: one of `FINDINGS`.
+      name: ``"membership"``, ``"multiplicity"``, ``"omissions"``, ``"order"`` or ``"alignment"``.
       count: places, records or batches at fault, as ``causes`` tells them apart; 0 is no finding.
       causes: the count of each cause.
       first: the earliest offender.
@@ -161,7 +161,7 @@ class AuditReport:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """All five, in the order of `FINDINGS`, those without a count included."""
+        """All five, in the order in which they are named, those without a count included."""
         return tuple(getattr(self, name) for name in FINDINGS)
 
     @property

@@ -139,7 +139,15 @@ class NpySource:
     ) -> Fingerprint:
         """Identity of the data: the files' names and bytes, the fields and the IDs.
 
-        Args, Raises: as for `FileSource.fingerprint`.
+        Args:
+          verify: ``"cache"`` reads the files that have changed since they were last digested, which are
+            all where the source keeps no cache; ``"full"`` reads all.
+          digests: of files that others have digested already, from `digest_files` and `merge_digests`;
+            they are not read here, whatever ``verify`` says.
+
+        Raises:
+          OSError: a file cannot be read.
+          ValueError: a file has changed since the source was opened, or a digest is of another one.
         """
         identity = FileIdentity(
             self.files,

@@ -119,7 +119,7 @@ class ParquetSource(FileSource):
         return self._groups.read(rows)
 
     def read_file(self, number: int, rows: npt.NDArray[np.int64], /) -> dict[str, npt.NDArray[Any]]:
-        """All fields of some rows of one file, ``int64[k]``; see `FileSource.read_file`."""
+        """All fields of some rows of one file, ``int64[k]``, as ``FileSource.read_file`` has it."""
         return self.read(rows + self.file_rows.starts[number])
 
     def read_column(self, name: str, number: int, /) -> Iterator[npt.NDArray[Any]]:

@@ -161,7 +161,7 @@ class TokenSource(FileSource):
         return made | {"length": lengths.astype(np.int32)} if self._pad else made
 
     def read_file(self, number: int, rows: npt.NDArray[np.int64], /) -> dict[str, npt.NDArray[Any]]:
-        """All fields of some rows of one file, ``int64[k]``; see `FileSource.read_file`."""
+        """All fields of some rows of one file, ``int64[k]``, as ``FileSource.read_file`` has it."""
         return self.read(rows + self.file_rows.starts[number])
 
     def rows_of(self, ids: npt.NDArray[Any], /) -> npt.NDArray[np.int64]:
