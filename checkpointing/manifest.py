@@ -328,6 +328,9 @@ class Manifest:
     def from_bytes(cls, data: bytes) -> Self:
         """Reads what `to_bytes` wrote.
 
+        Args:
+          data: UTF-8 JSON, of at most 16 MiB.
+
         Raises:
           ValueError: it is not exactly that, says why.
         """

@@ -212,7 +212,15 @@ class Segment:
         return Position(epoch, batch * self.config.batch_size, step)
 
     def find(self, epoch: int, offset: int) -> tuple[Outcome, int | None, int | None]:
-        """The outcome, step and slot of the record at a place at or after the start."""
+        """The outcome, step and slot of the record at a place at or after the start.
+
+        Args:
+          epoch: counted from 0.
+          offset: the record's place in the epoch, counted from 0.
+
+        Returns:
+          As `Visit` has them: an outcome, and where it came the step and the slot.
+        """
         begin = self.start.offset if epoch == self.start.epoch else 0
         index, slot = divmod(offset - begin, self.config.batch_size)
         if index >= self.grid.steps_after(begin):
@@ -288,7 +296,8 @@ def masked_mean(values: Any, mask: Any) -> Any:
 
     Args:
       values: ``[batch, ...]``, a NumPy or JAX array (also traced); what stands in masked slots,
-        NaN included, has no influence.
+        NaN included, has no influence. (On a gradient it has one where a masked value's own
+        derivative is infinite or NaN: replace such a slot's input with ``jnp.where``.)
       mask: ``bool[batch]``, or any shape that is a leading part of that of ``values``.
 
     Returns:

@@ -90,6 +90,9 @@ class PipelineConfig:
     def from_dict(cls, settings: Mapping[str, Any]) -> Self:
         """Makes a config from a mapping of names to values.
 
+        Args:
+          settings: as the config's own arguments, and as `to_dict` gives them.
+
         Raises:
           TypeError, ValueError: one error that names every unknown, missing and ill-typed key.
         """
@@ -102,6 +105,9 @@ class PipelineConfig:
         The settings stand in a table ``[pipeline]``, beside which other tables may stand for other
         readers, or, in a file that is about the pipeline alone, at the top level. TOML has no null:
         ``num_epochs = "none"`` is ``None``.
+
+        Args:
+          path: of the file.
 
         Raises:
           OSError: the file cannot be read.

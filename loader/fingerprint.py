@@ -112,7 +112,14 @@ class ColumnDigest:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """One thing that two sides do not have in common: its name, both values as text, and a remark."""
+    """One thing that two sides do not have in common.
+
+    Attributes:
+      name: such as ``dataset.y`` or ``batch_size``.
+      checkpoint: the value of the first one, a checkpoint's as a rule, as text.
+      now: that of the second one.
+      note: a remark, such as which records differ; else empty.
+    """
 
     name: str
     checkpoint: str
@@ -159,6 +166,13 @@ class Fingerprint:
 
         It covers the revision's name, the number of records, and the fields' names, dtypes and
         shapes, but no content: only as good as the promise that a revision never changes.
+
+        Args:
+          revision: the name, such as that of a release or a commit.
+          source: a `RecordSource`, of which length and fields are asked for, and no record.
+
+        Raises:
+          ValueError: an empty name, or none.
         """
         if not isinstance(revision, str) or not revision:
             raise ValueError(f"revision must be a name, not {revision!r}")

@@ -143,6 +143,12 @@ class Mixture:
     def ids(self, step: SupportsIndex) -> npt.NDArray[Any]:
         """The ``id`` of the batch of a step, padding included, without reading a record.
 
+        Args:
+          step: counted from 0 over all parts.
+
+        Returns:
+          int64[batch] or str[batch]; -1 or "" in empty slots.
+
         Raises:
           IndexError: there is no such batch.
           TypeError: ``step`` is not an integer.

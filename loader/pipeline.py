@@ -218,6 +218,12 @@ class Pipeline:
     def ids(self, step: SupportsIndex) -> npt.NDArray[Any]:
         """The ``id`` of batch number ``step``, padding included, without reading a record.
 
+        Args:
+          step: counted from 0 over all epochs.
+
+        Returns:
+          int64[batch] or str[batch]; -1 or "" in empty slots.
+
         Raises:
           IndexError: there is no such batch.
           TypeError: ``step`` is not an integer.
@@ -246,6 +252,12 @@ class Pipeline:
     def omitted_ids(self, epoch: int) -> npt.NDArray[Any]:
         """IDs that ``final_batch="drop"`` leaves out of an epoch, sorted; none under other policies.
 
+        Args:
+          epoch: counted from 0.
+
+        Returns:
+          int64[k] or str[k], fewer than a batch.
+
         Raises:
           ValueError: there is no such epoch.
         """
@@ -256,7 +268,14 @@ class Pipeline:
         return np.sort(self._ids(rows))
 
     def rng(self, record_id: int | str, epoch: int) -> np.random.Generator:
-        """NumPy's generator for a record in an epoch: that of its entry in the field ``key`` (see `rng`).
+        """NumPy's generator for a record in an epoch, whatever batch it comes in.
+
+        Args:
+          record_id: the record's.
+          epoch: counted from 0.
+
+        Returns:
+          What `loader.rng` gives for the record's entry in the field ``key``.
 
         Raises:
           TypeError, ValueError: what can be no ID, or no epoch.

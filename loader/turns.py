@@ -23,7 +23,12 @@ TURNS_VERSION: Final = 1
 
 
 class Turn(NamedTuple):
-    """Whose turn a step is: the name of the part, and the number of the part's own batch."""
+    """Whose turn a step is.
+
+    Attributes:
+      part: its name.
+      step: the number of the part's own batch, counted from 0.
+    """
 
     part: str
     step: int

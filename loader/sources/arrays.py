@@ -76,7 +76,11 @@ class ArraySource:
         return {name: array.take(rows, axis=0) for name, array in self._arrays.items()}
 
     def read_range(self, start: int, stop: int, /) -> dict[str, npt.NDArray[Any]]:
-        """IDs, under ``"id"``, and all fields of the rows from ``start`` to ``stop``, without a copy."""
+        """IDs, under ``"id"``, and all fields of the rows from ``start`` to ``stop``, without a copy.
+
+        Returns:
+          Arrays with a leading axis of ``stop - start``, which are only to be looked at.
+        """
         rows = slice(start, stop)
         ids = np.arange(start, stop, dtype=np.int64) if self._ids is None else self._ids[rows]
         return {"id": ids, **{name: array[rows] for name, array in self._arrays.items()}}

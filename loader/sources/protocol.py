@@ -20,7 +20,12 @@ Verify = Literal["cache", "full"]
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """A field's dtype, and its shape in one record."""
+    """A field's dtype, and its shape in one record.
+
+    Attributes:
+      dtype: of the field's arrays.
+      shape: without the batch axis: ``()`` for one number a record.
+    """
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...] = ()
