@@ -54,6 +54,7 @@ from checkpointing.manifest import (
     place_of,
 )
 from checkpointing.matching import match
+from checkpointing.quiet import quiet_the_layers_below
 from checkpointing.signals import StopRequest, stop_requests
 from checkpointing.step_log import OnBatch, step_log_of_environment
 from checkpointing.train_state import (
@@ -72,11 +73,14 @@ from loader import (
     BatchIterator,
     Device,
     Mixture,
+    OnProgress,
     OnStats,
     Pipeline,
     Position,
     ReadOptions,
+    watch_progress,
 )
+from loader.amounts import bytes_text, count_text, seconds_text
 from loader.grain_stream import GrainIterator, GrainStream
 from loader.sources import Verify as DataVerify
 
@@ -157,6 +161,7 @@ class Checkpoints:
         if not process_timeout_s > 0:
             raise ValueError(f"process_timeout_s must be more than 0, not {process_timeout_s}")
         self._shown = os.fspath(directory)
+        quiet_the_layers_below()
         self._processes = _processes(process_timeout_s)
         if isinstance(pipeline, GrainStream) and self._processes.are_several:
             raise ValueError(
@@ -164,7 +169,7 @@ class Checkpoints:
                 "no process could say where the others are. Use a Pipeline, or run one process"
             )
         self._directory = _opened(directory, self._processes)
-        self._writer = _Writer(self._directory, self._keep, self._processes)
+        self._writer = _Writer(self._directory, self._keep, self._processes, self._shown)
         self._resumed: _Resumed | None = None
         self._damaged: dict[int, str] = {}
         self._stop = StopRequest()
@@ -207,6 +212,7 @@ class Checkpoints:
         device: Device | None = None,
         on_stats: OnStats | None = None,
         stats_every: int = 100,
+        progress: OnProgress | None = None,
     ) -> Run[TrainState]:
         """Goes on from the newest checkpoint that is whole, if it belongs to this run; or starts.
 
@@ -228,6 +234,7 @@ class Checkpoints:
           device: as for `Pipeline.iterate`.
           on_stats: as for `Pipeline.iterate`. Each process has its own.
           stats_every: as for `Pipeline.iterate`.
+          progress: told how far the reading of data and checkpoint has come; see `loader.watch_progress`.
 
         Returns:
           The `Run`. The same records come next, in the same batches, as without the stop.
@@ -258,20 +265,45 @@ class Checkpoints:
         )
         iterate()  # what it refuses is refused before anything is read
         self.wait()
+        with contextlib.nullcontext() if progress is None else watch_progress(progress):
+            return self._resume(
+                train_state,
+                allowed=frozenset(allow),
+                verify=verify,
+                verify_data=verify_data,
+                iterate=iterate,
+            )
+
+    def _resume(
+        self,
+        train_state: TrainState,
+        allowed: frozenset[str],
+        verify: Verify,
+        verify_data: DataVerify,
+        iterate: Callable[..., Batches],
+    ) -> Run[TrainState]:
+        began = time.monotonic()
         identity, steps = self._agreed(train_state, verify_data)
+        took = [f"data identified in {seconds_text(time.monotonic() - began)}"]
         self._damaged = {}
-        check, allowed = self._directory.check, frozenset(allow)
+        check = self._directory.check
         share = (self._processes.index, self._processes.count)
         for step in reversed(steps):
             try:
+                begun = time.monotonic()
                 found = self._together("check a checkpoint", check, step, verify, share, same=_told)
+                checked = time.monotonic() - begun
                 changes = self._together("match it", self._match, found, identity, allowed, iterate)
                 restored = self._together("restore it", self._restore, found, train_state, verify)
             except StepDamagedError as damage:
                 self._damaged[step] = str(damage)
                 _log.warning("%s step %d is damaged and was skipped: %s", self._shown, step, damage)
                 continue
-            return self._begin(identity, restored, iterate, found, changes)
+            run = self._begin(identity, restored, iterate, found, changes)
+            took.append(f"{_files_of(found, verify)} in {seconds_text(checked)}")
+            took.append(f"{seconds_text(time.monotonic() - began)} in all")
+            self._tell_of_begin(found, run.batches, took)
+            return run
         if self._damaged:
             raise CheckpointDamagedError(self._shown, self._damaged)
         if is_abstract(train_state):
@@ -280,7 +312,9 @@ class Checkpoints:
                 "values; pass the train state that the run begins with"
             )
         _check_step(train_state, 0, f"a new run in {self._shown}")
-        return self._begin(identity, train_state, iterate, None, {})
+        run = self._begin(identity, train_state, iterate, None, {})
+        self._tell_of_begin(None, run.batches, took)
+        return run
 
     def save(self, batches: Batches, train_state: Any, *, force: bool = False) -> bool:
         """Saves train state and position, in the background, at multiples of ``save_every`` steps.
@@ -306,6 +340,7 @@ class Checkpoints:
             that could be resumed (other leaves than at `resume`, or another step).
           SystemExit: inside `stop_on_signals`, after a signal.
         """
+        called = time.monotonic()
         resumed = self._check_batches(batches)
         position = batches.position
         step = position.step
@@ -316,7 +351,7 @@ class Checkpoints:
             self._writer.settle()  # what the last save has come to is to be known to all of them, or none
         begun = due and step != self._writer.last_step
         if begun:
-            begun = self._begin_save(resumed, position, train_state)
+            begun = self._begin_save(resumed, position, train_state, called)
         elif not several:  # of whom one would raise it sooner than the others
             self._writer.raise_error()
         if stopped_by is not None:
@@ -325,7 +360,9 @@ class Checkpoints:
             raise SystemExit(128 + stopped_by)
         return begun
 
-    def _begin_save(self, resumed: "_Resumed", position: Position, train_state: Any) -> bool:
+    def _begin_save(
+        self, resumed: "_Resumed", position: Position, train_state: Any, called: float
+    ) -> bool:
         number = self._processes.number()
         error = self._writer.wait()
         if self._processes.are_several and (error is not None or self._failed_here):
@@ -336,7 +373,7 @@ class Checkpoints:
                 raise error
             return False
         try:
-            self._begin_save_here(number, resumed, position, train_state)
+            self._begin_save_here(number, resumed, position, train_state, called)
         except Exception as now:
             if error is not None:
                 now.add_note(f"Before it: {error}")
@@ -349,7 +386,12 @@ class Checkpoints:
         return True
 
     def _begin_save_here(
-        self, number: int, resumed: "_Resumed", position: Position, train_state: Any
+        self,
+        number: int,
+        resumed: "_Resumed",
+        position: Position,
+        train_state: Any,
+        called: float,
     ) -> None:
         step = position.step
         leaves = describe(train_state)
@@ -371,7 +413,7 @@ class Checkpoints:
         stored = to_stored(train_state, several_processes=self._processes.are_several)
         identity = dataclasses.replace(resumed.identity, train_state=leaves)
         manifest = self._manifest(identity, resumed.history, resumed.batches)
-        self._writer.begin(number, manifest, stored, self._damaged)
+        self._writer.begin(number, manifest, stored, self._damaged, called)
 
     def _manifest(
         self,
@@ -536,15 +578,19 @@ class Checkpoints:
         batches = iterate(found.start if found else None, on_batch=self._step_log())
         self._resumed = _Resumed(identity, history, batches)
         self._writer.last_step = found.step if found else None
-        if not found:
-            _log.info("%s: a new run", self._shown)
-        elif is_end(self._pipeline, batches):
-            _log.info("%s: the run is finished, at step %d", self._shown, found.step)
-        else:
-            place = f", epoch {batches.position.epoch}, offset {batches.position.offset}"
-            place = place if isinstance(self._pipeline, Pipeline) else ""
-            _log.info("%s: resumed at step %d%s", self._shown, found.step, place)
         return Run(train_state, batches, batches.position)
+
+    def _tell_of_begin(self, found: Manifest | None, batches: Batches, took: Sequence[str]) -> None:
+        """Logs where the run begins, what that stands on, and how long that has taken."""
+        if found is None:
+            what = f"a new run of {_described(self._pipeline)}"
+        elif is_end(self._pipeline, batches):
+            what = f"the run is finished, at step {found.step}"
+        else:
+            what = f"resumed at step {found.step}"
+            if isinstance(self._pipeline, Pipeline):
+                what += f", epoch {batches.position.epoch}, offset {batches.position.offset}"
+        _log.log(self._processes.log_level, "%s: %s; %s", self._shown, what, ", ".join(took))
 
     def _step_log(self) -> OnBatch | None:
         return step_log_of_environment(
@@ -595,6 +641,7 @@ def load(
       FileNotFoundError: there is no such step, or none at all.
       CheckpointDamagedError: the step (or every step) is damaged.
     """
+    quiet_the_layers_below()
     where = RunDirectory(directory, write=False)
     steps = where.steps()
     if step is not None:
@@ -634,8 +681,11 @@ class _Writer:
     waited for first, also where nobody called `close`.
     """
 
-    def __init__(self, directory: RunDirectory, keep: int, processes: Processes) -> None:
+    def __init__(
+        self, directory: RunDirectory, keep: int, processes: Processes, shown: str
+    ) -> None:
         self._directory = directory
+        self._shown = shown
         self._keep = keep
         self._processes = processes
         # What the standard handler is made of; that one checks each leaf once more, which takes its time.
@@ -654,7 +704,14 @@ class _Writer:
         self.last_step: int | None = None
         self._last_begun = -1
 
-    def begin(self, number: int, manifest: Manifest, stored: Any, damaged: Collection[int]) -> None:
+    def begin(
+        self,
+        number: int,
+        manifest: Manifest,
+        stored: Any,
+        damaged: Collection[int],
+        called: float,
+    ) -> None:
         """Takes a copy of everything and begins to write it; no other save may be under way.
 
         Args:
@@ -662,10 +719,11 @@ class _Writer:
           manifest: without files.
           stored: the arrays.
           damaged: steps that are known to be.
+          called: when the caller was asked to save, by `time.monotonic`.
         """
         step = manifest.step
         path = epath.Path(self._directory.unfinished_path(step)) / TRAIN_STATE_ITEM
-        save = _Save(number, manifest, frozenset(damaged), _Arrays(path))
+        save = _Save(number, manifest, frozenset(damaged), _Arrays(path), called)
         self._idle.clear()
         try:
             if self._processes.is_first:
@@ -705,6 +763,7 @@ class _Writer:
                 save.copies = copies_in(stored)
             self.last_step = save.manifest.step
             self._last_begun = save.number
+            save.blocked_s = time.monotonic() - save.called
             gate.open()
         finally:
             gate.close()
@@ -754,7 +813,18 @@ class _Writer:
             self._note(self._failed(step, error), error)
             return
         if self._processes.is_first:
+            self._tell_of(save)
             self._delete_old(save)
+
+    def _tell_of(self, save: "_Save") -> None:
+        _log.info(
+            "%s: step %d saved: %s; the loop waited %s, %s in all",
+            self._shown,
+            save.manifest.step,
+            _size_of(save.manifest),
+            seconds_text(save.blocked_s),
+            seconds_text(time.monotonic() - save.called),
+        )
 
     def _write(self, save: "_Save") -> None:
         failed = [error for error in map(_error_of, save.writing) if error is not None]
@@ -767,7 +837,8 @@ class _Writer:
         if self._processes.is_first:
             step = save.manifest.step
             self._handler.finalize(save.arrays.path)
-            seal_step(self._directory.unfinished_path(step), save.manifest, save.about())
+            path = self._directory.unfinished_path(step)
+            save.manifest = seal_step(path, save.manifest, save.about())
             self._directory.commit_step(step)
 
     def _clean(self, step: int) -> None:
@@ -776,8 +847,9 @@ class _Writer:
 
     def _delete_old(self, save: "_Save") -> None:
         step = save.manifest.step
+        begun = time.monotonic()
         try:
-            self._directory.keep_newest(self._keep, save.damaged)
+            deleted = self._directory.keep_newest(self._keep, save.damaged)
         except Exception as error:  # noqa: BLE001 (as above)
             what = (
                 f"step {step} is saved in {self._directory.path}, but steps before it could not be"
@@ -785,6 +857,11 @@ class _Writer:
             self._note(RuntimeError(f"{what} deleted: {error}"), error)
             if self._processes.are_several:
                 self._error = None  # no other process knows of it: it is logged, and stops nobody
+            return
+        if deleted:
+            steps = f"step{'s' * (len(deleted) > 1)} {', '.join(map(str, deleted))}"
+            took = seconds_text(time.monotonic() - begun)
+            _log.info("%s: %s deleted in %s, %d stay", self._shown, steps, took, self._keep)
 
     def _note(self, error: RuntimeError, cause: Exception) -> None:
         """Keeps an error for the next call, and logs it in case that there is none."""
@@ -820,19 +897,27 @@ class _Save:
 
     Attributes:
       number: by which processes know it.
-      manifest: without files.
+      manifest: without files, until they are written.
       damaged: steps that are known to be.
       arrays: where the train state goes.
+      called: when the caller was asked to save, by `time.monotonic`.
+      blocked_s: how long the caller had to wait.
       copied: opens when everything is.
       writing: what Orbax writes in the background; nothing before it has copied everything.
       copies: arrays of which every process has one of its own, and the first one writes it.
     """
 
     def __init__(
-        self, number: int, manifest: Manifest, damaged: frozenset[int], arrays: "_Arrays"
+        self,
+        number: int,
+        manifest: Manifest,
+        damaged: frozenset[int],
+        arrays: "_Arrays",
+        called: float,
     ) -> None:
         self.number = number
         self.manifest, self.damaged, self.arrays = manifest, damaged, arrays
+        self.called, self.blocked_s = called, 0.0
         self.copied = _Gate()
         self.writing: Sequence[ocp.Future] = ()
         self.copies: dict[str, np.ndarray[Any, Any]] = {}
@@ -972,6 +1057,28 @@ def _load(step_path: pathlib.Path, leaves: tuple[Leaf, ...]) -> dict[str, Any]:
         else stored[leaf.path]
         for leaf in leaves
     }
+
+
+def _described(stream: Stream) -> str:
+    """A stream in a few figures."""
+    if not isinstance(stream, Pipeline):
+        return repr(stream)
+    steps, config = stream.grid.num_steps, stream.config
+    epochs = f"{config.num_epochs} epochs" if config.num_epochs else "epochs without end"
+    in_all = "" if steps is None else f", {count_text(steps)} steps"
+    records = count_text(len(stream.source))
+    return f"{records} records in batches of {config.batch_size}, {epochs}{in_all}"
+
+
+def _size_of(manifest: Manifest) -> str:
+    size = sum(entry["bytes"] for entry in manifest.files.values())
+    return f"{bytes_text(size)} in {len(manifest.files)} files"
+
+
+def _files_of(manifest: Manifest, verify: Verify) -> str:
+    """What a check of a checkpoint has looked at."""
+    what = "" if verify == "full" else "names and sizes of "
+    return f"{what}{_size_of(manifest)} verified"
 
 
 def _told(manifest: Manifest) -> dict[str, str]:

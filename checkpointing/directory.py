@@ -25,6 +25,7 @@ from typing import Any, Final, Literal, TypeVar
 from checkpointing.manifest import MAX_MANIFEST_BYTES, Manifest
 from loader import Position
 from loader.parallel import usable_cores
+from loader.progress import Work
 
 Verify = Literal["full", "manifest"]
 
@@ -339,8 +340,8 @@ class RunDirectory:
             f"{self.path} holds 10,000 directories of step {step} that were set aside"
         )
 
-    def keep_newest(self, count: int, damaged: Collection[int] = ()) -> None:
-        """Deletes all whole steps but the newest ``count``.
+    def keep_newest(self, count: int, damaged: Collection[int] = ()) -> list[int]:
+        """Deletes all whole steps but the newest ``count``; returns which.
 
         Args:
           count: how many stay.
@@ -355,6 +356,7 @@ class RunDirectory:
             trash.mkdir(exist_ok=True)
             self.step_path(step).rename(trash / str(step))
         self._empty_trash()
+        return whole[:-count]
 
     def clean_step(self, step: int) -> None:
         """Removes what a save of ``step`` that failed has left, so that it does not take up space."""
@@ -483,13 +485,16 @@ def _take_parts(path: pathlib.Path, files: Mapping[str, pathlib.Path]) -> dict[s
     return taken
 
 
-def seal_step(path: pathlib.Path, manifest: Manifest, about: Mapping[str, Any]) -> None:
+def seal_step(path: pathlib.Path, manifest: Manifest, about: Mapping[str, Any]) -> Manifest:
     """Finishes a step whose train state is written, but which is not committed yet, and syncs it.
 
     Args:
       path: the step's directory, under its temporary name.
       manifest: without files, which are added.
       about: what Orbax wants to know of the step: JSON values.
+
+    Returns:
+      The manifest with files.
     """
     position = json.dumps(dataclasses.asdict(manifest.position))
     (path / _ITERATOR_FILE).write_text(position, "utf-8")
@@ -505,6 +510,7 @@ def seal_step(path: pathlib.Path, manifest: Manifest, about: Mapping[str, Any]) 
     written = [path, *(file for file in path.rglob("*") if file not in synced)]
     # Together they cost little more than one by itself: the disk has to settle for each batch of them.
     _in_threads(sync, written, _SYNC_THREADS)
+    return sealed
 
 
 def sync(path: pathlib.Path) -> None:
@@ -607,7 +613,15 @@ def _check_files(
     files = {name: _inside(step, name) for name in list(manifest.files)[index::count]}
     for name, path in files.items():
         _check_size(name, path, manifest.files[name])
-    digested = _digested(_describe, files.values()) if full else []
+    sizes = {path: manifest.files[name]["bytes"] for name, path in files.items()}
+    with Work(f"check of step {manifest.step}", full * sum(sizes.values()), "bytes") as work:
+
+        def describe(path: pathlib.Path) -> dict[str, Any]:
+            described = _describe(path)
+            work.advance(sizes[path])
+            return described
+
+        digested = _digested(describe, files.values()) if full else []
     for name, found in zip(files, digested, strict=full):
         expected, digest = manifest.files[name]["sha256"], found["sha256"]
         if digest != expected:

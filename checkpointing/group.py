@@ -6,6 +6,7 @@ initialized: a short text from each process to the first one, and its verdict ba
 
 import itertools
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
@@ -60,6 +61,11 @@ class Processes:
     def is_first(self) -> bool:
         """Whether this is the one that does what is done once."""
         return self.index == 0
+
+    @property
+    def log_level(self) -> int:
+        """For what all of them find alike: one line of it is enough."""
+        return logging.INFO if self.is_first else logging.DEBUG
 
     def number(self) -> int:
         """The next number, for `together`; each process takes it at the same point of the program."""

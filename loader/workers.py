@@ -9,6 +9,7 @@ in ``/dev/shm`` outlive a killed parent; and both leave a tracker process behind
 
 import collections
 import contextlib
+import logging
 import multiprocessing.spawn
 import operator
 import os
@@ -24,6 +25,7 @@ from typing import Any, Final, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
+from loader.amounts import bytes_text
 from loader.batching import Batch, Position
 from loader.errors import RecordReadError, WorkerDiedError
 from loader.memory import BatchMemory, SharedNumber, new_memory
@@ -42,6 +44,7 @@ from loader.worker_process import (
     jax_settings,
 )
 
+_log: Final = logging.getLogger(__name__)
 #: Batches that each worker has been asked for: one that it reads, and one that it has read.
 _ASKED_OF_EACH: Final = 2
 #: How often it is looked whether a worker is still there. It shows by itself, but for a connection that
@@ -108,6 +111,12 @@ class Workers:
             with contextlib.closing(Parcel(stream)) as parcel:
                 for _ in range(count):
                     self._workers.append(_Worker(parcel, shard))
+                _log.info(
+                    "%d workers started, with %s of arrays to share: processes %s",
+                    count,
+                    bytes_text(sum(parcel.sizes[1:])),
+                    ", ".join(str(worker.process.pid) for worker in self._workers),
+                )
         except BaseException:
             self.close()
             raise

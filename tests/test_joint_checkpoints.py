@@ -75,17 +75,35 @@ def lines(ended: list[tuple[int, str, str]], code: int = 0) -> list[Any]:
     return [json.loads(out.splitlines()[-1]) for _, out, _ in ended]
 
 
+def check_terminals(terminals: list[tuple[str, str]]) -> None:
+    """Nothing is shown but lines of ours, and those by the first process alone."""
+    for number, (out, error) in enumerate(terminals):
+        # Of the CPU's stand-in for a network, in C++; of what the program itself prints there is one line.
+        printed = [line for line in out.splitlines() if line and not line.startswith("[Gloo] Rank")]
+        assert len(printed) == 1, out
+        logged = error.splitlines()
+        assert all(line.startswith("INFO:checkpointing.checkpoints:") for line in logged), error
+        assert bool(logged) == (number == 0)
+
+
 def test_a_run_goes_on_with_any_number_of_processes(tmp_path: pathlib.Path) -> None:
-    program = TRAINING + (
-        "now, seen, run = train(arguments[0], int(arguments[1]))\n"
-        'print(json.dumps({"seen": seen, "end": ended(now), "start": run.position.step}))\n'
+    shown = "import logging; logging.basicConfig(level=logging.INFO)\n"
+    program = (
+        shown
+        + TRAINING
+        + (
+            "now, seen, run = train(arguments[0], int(arguments[1]))\n"
+            'print(json.dumps({"seen": seen, "end": ended(now), "start": run.position.step}))\n'
+        )
     )
     (expected,) = lines(run_processes(program, 1, tmp_path / "whole", 15))
     steps: dict[int, list[Any]] = {}
     found: list[Any] = []
     # It stops between two saves, so that some steps are done twice; "3" divides 24 like the others.
     for count, until, start in ((2, 5, 0), (3, 9, 4), (1, 15, 8)):
-        found = lines(run_processes(program, count, tmp_path / "run", until))
+        processes = run_processes(program, count, tmp_path / "run", until)
+        found = lines(processes)
+        check_terminals([(out, error) for _, out, error in processes])
         for place, (step, _) in enumerate(found[0]["seen"]):
             ids = [record for one in found for record in one["seen"][place][1]]
             assert steps.setdefault(step, ids) == ids
