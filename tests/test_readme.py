@@ -20,6 +20,8 @@ from sybil import Document, Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser
 
 ROOT = pathlib.Path(__file__).parent.parent
+#: Modules of what the environment does not have, as far as pages use them.
+STAND_INS = pathlib.Path(__file__).parent / "stand_ins"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -72,9 +74,13 @@ def test_the_readme_is_a_page_of_blocks() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_block_runs_and_prints_what_the_page_says(
-    page: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    page: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(STAND_INS)
     monkeypatch.syspath_prepend(tmp_path)
     document: Any = _examples(page)
     # A reader's JAX is as lenient as JAX comes; the strictness of the other tests is not for them.
@@ -83,6 +89,10 @@ def test_every_block_runs_and_prints_what_the_page_says(
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         for example in document.examples():
             example.evaluate()
+    # What a callback raises ends nothing, and is in the log alone.
+    assert [
+        text for text in caplog.messages if re.match("on_(stats|progress) has failed", text)
+    ] == []
 
 
 @pytest.mark.parametrize(
