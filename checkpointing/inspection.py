@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, Literal
 
 import loader
@@ -25,6 +25,7 @@ from checkpointing.history import segments_of
 from checkpointing.manifest import ALLOWABLE, Identity, Manifest, Stream, StreamIdentity
 from checkpointing.matching import match
 from loader import Difference, GrainStream, Mixture, Pipeline, PipelineConfig, Position
+from loader.progress import Work
 
 Health = Literal["intact", "damaged", "unreadable"]
 
@@ -208,7 +209,6 @@ def inspect_run(
     *,
     steps: Collection[int] | None = None,
     verify: Verify = "manifest",
-    progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> RunReport:
     """Tells what a run's directory holds. Nothing in it changes, and a run may be writing meanwhile.
 
@@ -217,7 +217,6 @@ def inspect_run(
       steps: numbers of those to look at; by default all.
       verify: ``"manifest"`` reads each step's manifest and iterator, and compares names and sizes of
         its other files; ``"full"`` digests all of them, as a resume does.
-      progress: called with the steps that are done, and all that there are.
 
     Raises:
       FileNotFoundError: there is no such directory, or it has not one of ``steps``.
@@ -237,13 +236,14 @@ def inspect_run(
     chosen = there if steps is None else sorted(set(steps))
     reports: list[StepReport] = []
     newest: Manifest | None = None
-    for number, step in enumerate(chosen):
-        looked_at = _look_at(run, step, verify)
-        if looked_at is not None:
-            report, manifest = looked_at
-            reports.append(report)
-            newest = manifest if report.health == "intact" else newest
-        progress(number + 1, len(chosen))
+    with Work(f"check of {os.fspath(directory)}", len(chosen), "steps") as work:
+        for step in chosen:
+            looked_at = _look_at(run, step, verify)
+            if looked_at is not None:
+                report, manifest = looked_at
+                reports.append(report)
+                newest = manifest if report.health == "intact" else newest
+            work.advance()
     left_overs = tuple(run.left_overs())
     return RunReport(os.fspath(directory), verify, tuple(reports), newest, left_overs, run.writer())
 

@@ -34,7 +34,7 @@ class Progress:
       what: what it is, such as ``"fingerprint of ArraySource"``.
       done: how much of it is done, in ``unit``.
       total: how much there is to do; ``None`` where nobody knows before the end.
-      unit: ``"bytes"``, ``"records"``, ``"files"``, ``"slots"`` or ``"batches"``.
+      unit: ``"bytes"``, ``"records"``, ``"files"``, ``"slots"``, ``"batches"`` or ``"steps"``.
       seconds: since its start.
       number: of the work, counted up in this process: tells two of the same name apart.
       ended: whether it is over: done, or failed.

@@ -5,7 +5,6 @@ Nothing that takes time is imported before a job begins, so that help and comple
 
 import dataclasses
 import importlib.metadata
-import os
 import pathlib
 import textwrap
 from collections.abc import Mapping
@@ -168,14 +167,15 @@ ABOUT: Final[Mapping[str, About]] = {
 
 def _steps(context: typer.Context) -> list[str]:
     """Numbers of the steps in RUN_DIR, for completion."""
+    # While the option has no value yet, the argument is not taken for what it is.
+    run_dir = context.params.get("run_dir") or next(iter(context.args), None)
+    if run_dir is None:
+        return []
     try:
-        return [
-            path.name
-            for path in pathlib.Path(context.params.get("run_dir") or "").iterdir()
-            if path.name.isdigit()
-        ]
+        names = [path.name for path in pathlib.Path(run_dir).iterdir()]
     except OSError:
         return []
+    return sorted(filter(str.isdigit, names), key=int)
 
 
 # What several commands take.
@@ -279,11 +279,6 @@ def top(
     """Nothing: each command does its own work."""
 
 
-def _on_the_cpu() -> None:
-    """A command takes no accelerator from the run that may be training on it."""
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
-
 @app.command(
     epilog=ABOUT["inspect"].epilog(),
     short_help="Shows what a run's directory holds, and whether it is intact.",
@@ -351,8 +346,7 @@ def inspect(
     """
     from regrain import terminal
 
-    with terminal.failures("inspect"):
-        _on_the_cpu()
+    with terminal.running("inspect"):
         from regrain.jobs import inspect as job
 
         asked = job.Asked(
@@ -399,7 +393,7 @@ def drill(
     """
     from regrain import terminal
 
-    with terminal.failures("drill"):
+    with terminal.running("drill", on_the_cpu=False):
         from regrain.jobs import drill as job
 
         settings = job.Settings(kills, seed, job.counts_of(processes), patience, within)
@@ -447,8 +441,7 @@ def audit(
     """
     from regrain import terminal
 
-    with terminal.failures("audit"):
-        _on_the_cpu()
+    with terminal.running("audit"):
         from regrain.jobs import audit as job
 
         code = job.run(
@@ -518,8 +511,7 @@ def provenance(
     """
     from regrain import terminal
 
-    with terminal.failures("provenance"):
-        _on_the_cpu()
+    with terminal.running("provenance"):
         from regrain.jobs import provenance as job
 
         asked = job.Asked(
@@ -554,8 +546,7 @@ def print_fingerprint(
     """Prints the digest of the data, and its fields."""
     from regrain import terminal
 
-    with terminal.failures("fingerprint"):
-        _on_the_cpu()
+    with terminal.running("fingerprint"):
         from regrain.jobs import fingerprint as job
 
         code = job.show(job.opened(data, source, digits=digits), as_json=as_json)
@@ -573,8 +564,7 @@ def save_fingerprint(
     """Saves the fingerprint of the data in FILE, for compare."""
     from regrain import terminal
 
-    with terminal.failures("fingerprint"):
-        _on_the_cpu()
+    with terminal.running("fingerprint"):
         from regrain.jobs import fingerprint as job
 
         code = job.save(file, job.opened(data, source, digits=digits), as_json=as_json)
@@ -592,8 +582,7 @@ def compare_fingerprint(
     """Compares the data with the fingerprint in FILE, and names what differs."""
     from regrain import terminal
 
-    with terminal.failures("fingerprint"):
-        _on_the_cpu()
+    with terminal.running("fingerprint"):
         from regrain.jobs import fingerprint as job
 
         before = job.loaded(file)
@@ -634,8 +623,7 @@ def convert(
     """
     from regrain import terminal
 
-    with terminal.failures("convert"):
-        _on_the_cpu()
+    with terminal.running("convert"):
         from regrain.jobs import convert as job
 
         given = job.opened(data, source, digits=digits)
@@ -677,8 +665,7 @@ def plot_order(
     """
     from regrain import terminal
 
-    with terminal.failures("plot-order"):
-        _on_the_cpu()
+    with terminal.running("plot-order"):
         from regrain.jobs import plot_order as job
 
         code = job.run(config, out, num_records, epoch or [0], as_json=as_json)

@@ -5,14 +5,17 @@ import json
 import logging
 import os
 import sys
-import time
+import threading
 from collections.abc import Iterator
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
+
+if TYPE_CHECKING:
+    import loader
 
 WRONG_USE: Final = 2
 #: Work that ends sooner needs no progress bar.
@@ -66,20 +69,6 @@ def print_json(value: Any) -> None:
     sys.stdout.write(f"{json.dumps(value)}\n")
 
 
-def size(num_bytes: int | None) -> str:
-    """A number of bytes for people: ``81.3 kB``."""
-    if num_bytes is None:
-        return "?"
-    if num_bytes < 1000:
-        return f"{num_bytes} B"
-    amount, unit = float(num_bytes), "B"
-    for unit in ("kB", "MB", "GB", "TB", "PB"):  # noqa: B007 (it is used behind the loop)
-        amount /= 1000
-        if amount < 999.95:
-            break
-    return f"{amount:,.1f} {unit}"
-
-
 def fail(command: str, message: str, code: int = WRONG_USE) -> NoReturn:
     """Ends the program with a message on stderr."""
     notes.print(f"[bold red]regrain {command}:[/] {_lines(message)}", soft_wrap=True)
@@ -92,12 +81,25 @@ def _lines(message: str) -> str:
 
 
 @contextlib.contextmanager
-def failures(command: str) -> Iterator[None]:
-    """A context in which what is wrong with the command, the data or a file ends the program in a line."""
+def running(command: str, *, on_the_cpu: bool = True) -> Iterator[None]:
+    """A context in which a command does its work, to be imported in it.
+
+    What is wrong with its arguments, the data or a file ends the program, in a line or a few; long work
+    has a bar.
+
+    Args:
+      command: its name.
+      on_the_cpu: whether JAX is kept from an accelerator, on which a run may be training.
+    """
+    if on_the_cpu:
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
     handler = _Warnings(command)
     logging.getLogger().addHandler(handler)
     try:
-        yield
+        import loader  # noqa: PLC0415 (the first thing that takes time)
+
+        with _Bars() as bars, loader.watch_progress(bars.show):
+            yield
     except typer.Exit:  # a RuntimeError too
         raise
     except ModuleNotFoundError as error:
@@ -130,36 +132,45 @@ class _Warnings(logging.Handler):
         )
 
 
-class Bar:
-    """A progress bar on stderr, if that is a terminal, and once the work takes longer than two seconds."""
+class _Bars(Progress):
+    """A bar on stderr for each piece of work, if that is a terminal, and once it takes longer than two seconds."""
 
-    def __init__(self, progress: Progress, total: int | None, what: str) -> None:
-        self._progress, self._task = progress, progress.add_task(what, total=total)
-        self._began = time.monotonic()
+    def __init__(self) -> None:
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TaskProgressColumn(),
+        )
+        super().__init__(*columns, console=notes, transient=True)
+        self._bars: dict[int, TaskID] = {}
+        self._lock_of_bars = threading.Lock()
 
-    def advance(self, count: int) -> None:
-        """Tells that so much more is done. Any thread may."""
-        self._progress.advance(self._task, count)
-        self._show()
+    def __enter__(self) -> Self:
+        """Nothing is shown before there is something to show."""
+        return self
 
-    def reach(self, done: int, total: int | None = None) -> None:
-        """Tells how much is done, and of how much."""
-        self._progress.update(self._task, completed=done, total=total)
-        self._show()
+    def __exit__(self, *_: object) -> None:
+        if self.live.is_started:  # else to stop it would print an empty line
+            self.stop()
 
-    def _show(self) -> None:
-        late = time.monotonic() - self._began > BAR_AFTER_SECONDS
-        if late and notes.is_terminal and not self._progress.live.is_started:
-            self._progress.start()
-
-
-@contextlib.contextmanager
-def bar(what: str, total: int | None = None) -> Iterator[Bar]:
-    """A context in which work may be watched; the bar is gone at its end."""
-    columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    progress = Progress(*columns, console=notes, transient=True)
-    try:
-        yield Bar(progress, total, what)
-    finally:
-        if progress.live.is_started:  # else to stop it would print an empty line
-            progress.stop()
+    def show(self, progress: "loader.Progress") -> None:
+        """Shows how far a piece of work has come."""
+        if not notes.is_terminal:
+            return
+        with self._lock_of_bars:
+            known = self._bars.get(progress.number)
+            if progress.ended:
+                if known is not None:
+                    self.remove_task(self._bars.pop(progress.number))
+            elif known is not None:
+                self.update(
+                    known,
+                    description=plain(progress),
+                    completed=progress.done,
+                    total=progress.total,
+                )
+            elif progress.seconds > BAR_AFTER_SECONDS:
+                self._bars[progress.number] = self.add_task(
+                    plain(progress), completed=progress.done, total=progress.total
+                )
+                self.start()

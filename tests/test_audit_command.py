@@ -42,7 +42,7 @@ def run(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess
 
 def run_here(capsys: pytest.CaptureFixture[str], **arguments: Any) -> tuple[int, str, str]:
     """Runs the script in this process, which saves the time to import its libraries."""
-    with pytest.raises(typer.Exit) as ended, terminal.failures("audit"):
+    with pytest.raises(typer.Exit) as ended, terminal.running("audit"):
         raise typer.Exit(job.run(**arguments))
     printed = capsys.readouterr()
     return ended.value.exit_code, printed.out, printed.err

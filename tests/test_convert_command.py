@@ -153,8 +153,8 @@ def test_what_reads_as_something_else_is_told(monkeypatch: pytest.MonkeyPatch) -
     np.savez("b.npz", x=X + (np.arange(20).reshape(10, 2) == 4))
     right = convert_formats.FORMATS["npy"]
 
-    def write_another(_source: Any, out: Path, progress: Any) -> None:
-        right.write(job.opened(Path("b.npz"), None, digits=False), out, progress)
+    def write_another(_source: Any, out: Path) -> None:
+        right.write(job.opened(Path("b.npz"), None, digits=False), out)
 
     wrong = convert_formats.Format(write_another, right.read)
     monkeypatch.setitem(convert_formats.FORMATS, "npy", wrong)

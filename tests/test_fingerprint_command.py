@@ -1,7 +1,6 @@
 """The fingerprint's command line: what it prints, saves and compares, and every refusal."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,11 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 import loader
-from regrain import terminal
 from regrain.commands import app
 from regrain.jobs import fingerprint as job
 from scripts import train
@@ -206,31 +203,6 @@ def test_a_file_that_cannot_be_written_is_named_and_nothing_stays() -> None:
     assert "folder.json" in call("save", "folder.json", "a.npz", code=2)
     assert "gone" in call("save", "gone/a.json", "a.npz", code=2)
     assert sorted(path.name for path in Path().iterdir()) == ["a.npz", "folder.json"]
-
-
-@pytest.mark.parametrize(("after_seconds", "shown"), [(-1.0, True), (1e9, False)])
-def test_a_bar_comes_on_a_terminal_for_long_work_only(
-    after_seconds: float, shown: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(terminal, "BAR_AFTER_SECONDS", after_seconds)
-    source = loader.ArraySource({"x": X})
-    for is_terminal in (True, False):
-        notes = Console(stderr=True, force_terminal=is_terminal, record=True, width=80)
-        with Path(os.devnull).open("w") as nowhere:
-            notes.file = nowhere
-            monkeypatch.setattr(terminal, "notes", notes)
-            monkeypatch.setattr(job, "notes", notes)
-            assert job.digested(source) == source.fingerprint()
-            text = notes.export_text()
-        assert ("reading" in text) == (shown and is_terminal)
-
-
-def test_the_bar_is_told_of_each_record_once() -> None:
-    told: list[int] = []
-    source = loader.ArraySource({"x": X}, IDS)
-    watched = job._Watched(source, told.append)
-    assert watched.fingerprint() == source.fingerprint()
-    assert sum(told) == len(X)
 
 
 def test_it_runs_as_a_program() -> None:

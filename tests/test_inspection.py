@@ -266,10 +266,11 @@ def test_the_number_of_processes_is_that_of_the_files(trained: pathlib.Path) -> 
 
 
 def test_only_the_steps_that_are_asked_for_are_looked_at(trained: pathlib.Path) -> None:
-    told: list[tuple[int, int]] = []
-    report = inspect_run(trained, steps=[4, 2], progress=lambda *done: told.append(done))
+    told: list[loader.Progress] = []
+    with loader.watch_progress(told.append):
+        report = inspect_run(trained, steps=[4, 2])
     assert [one.step for one in report.steps] == [2, 4]
-    assert told == [(1, 2), (2, 2)]
+    assert (told[-1].done, told[-1].total, told[-1].unit) == (2, 2, "steps")
     with pytest.raises(FileNotFoundError, match="has no step 7; the newest that it has: 2, 4, 5"):
         inspect_run(trained, steps=[7])
     with pytest.raises(ValueError, match="verify must be"):

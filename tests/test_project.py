@@ -32,8 +32,11 @@ RUNTIME = {"grain", "jax", "numpy", "orbax-checkpoint"}
 
 #: What prints and draws is of the extra `cli`.
 OF_THE_COMMAND_LINE = ("typer", "rich", "matplotlib")
-#: Beside what they export, of the two libraries: the types of what a public function returns.
-OPEN_TO_COMMANDS = ("loader", "checkpointing", "checkpointing.drill_report")
+#: Beside what they export, of the two libraries: how work and amounts are told, and types of what is returned.
+OPEN_TO_COMMANDS = (
+    *("loader", "loader.amounts", "loader.progress"),
+    *("checkpointing", "checkpointing.drill_report"),
+)
 NUMPY_ALONE = (
     "loader.amounts",
     "loader.config",

@@ -17,7 +17,7 @@ import checkpointing
 import loader
 from regrain.jobs import audit_page, plot_order
 from regrain.jobs.sources import digits, lesson, source_of
-from regrain.terminal import bar, console, print_json, safe
+from regrain.terminal import console, print_json, safe
 
 CLEAN, FOUND = 0, 1
 
@@ -148,7 +148,7 @@ def lesson_alignment(batch: dict[str, Any]) -> Any:
 def audited(
     pipeline: loader.Pipeline, records: Records, epochs: int | None, step_log: Path | None
 ) -> loader.AuditReport:
-    """The report, with a progress bar on a terminal if it takes long."""
+    """The report, on the batches of a pipeline or of a log."""
     if step_log is not None:
         deliveries = {line.position.step: line for line in checkpointing.read_step_log(step_log)}
         batches = (
@@ -156,19 +156,8 @@ def audited(
             for _, line in sorted(deliveries.items())
         )
         settings = dataclasses.replace(pipeline.config, num_epochs=None)
-        with bar("auditing", sum(len(line.ids) for line in deliveries.values())) as watched:
-            return loader.audit_batches(
-                batches, records.source, settings, epochs=epochs, progress=watched.reach
-            )
-    steps = pipeline.steps_per_epoch * (epochs or pipeline.config.num_epochs or 1)
-    with bar("auditing", steps * pipeline.config.batch_size) as watched:
-        return loader.audit(
-            pipeline,
-            epochs,
-            records.alignment,
-            ids_only=records.ids_only,
-            progress=watched.reach,
-        )
+        return loader.audit_batches(batches, records.source, settings, epochs=epochs)
+    return loader.audit(pipeline, epochs, records.alignment, ids_only=records.ids_only)
 
 
 def to_dict(

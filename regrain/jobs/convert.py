@@ -11,7 +11,7 @@ from regrain.jobs import convert_formats
 from regrain.jobs.fingerprint import ID
 from regrain.jobs.sources import digits as digits_source
 from regrain.jobs.sources import source_of
-from regrain.terminal import bar, console, notes, plain, print_json
+from regrain.terminal import console, notes, plain, print_json
 
 SAME, DIFFERENT = 0, 1
 
@@ -43,8 +43,7 @@ def run(
     name = to or convert_formats.name_for(out)
     if out.exists() or out.is_symlink():
         raise ValueError(f"{out} is there already; name another, or move it")
-    with bar("writing", len(given)) as watched:
-        convert_formats.FORMATS[name].write(given, out, watched.advance)
+    convert_formats.FORMATS[name].write(given, out)
     made = convert_formats.FORMATS[name].read(out, given)
     differences, digest = compared(given, made) if check else ([], None)
     found = {

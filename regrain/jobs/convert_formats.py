@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 import loader
+from loader.progress import Work
 from regrain.jobs.fingerprint import ID, npz_arrays
 
-Progress = Callable[[int], None]
 Name = Literal["npy", "array_record", "parquet"]
 
 _BLOCK_BYTES: Final = 1 << 24
@@ -31,11 +31,11 @@ class Format:
     """A format that records are written in.
 
     Attributes:
-      write: all records of a source, to a path that does not exist, telling how many are written.
+      write: all records of a source, to a path that does not exist.
       read: opens what was written, with the IDs and fields of the source.
     """
 
-    write: Callable[[loader.RecordSource, pathlib.Path, Progress], None]
+    write: Callable[[loader.RecordSource, pathlib.Path], None]
     read: Callable[[pathlib.Path, loader.RecordSource], loader.RecordSource]
 
 
@@ -84,23 +84,20 @@ def _with_ids(
             raise error from None
 
 
-def _write_npy(source: loader.RecordSource, path: pathlib.Path, progress: Progress) -> None:
-    loader.write_npy(source, path, progress=progress)
+def _write_npy(source: loader.RecordSource, path: pathlib.Path) -> None:
+    loader.write_npy(source, path)
 
 
 def _read_npy(path: pathlib.Path, _source: loader.RecordSource) -> loader.RecordSource:
     return loader.NpySource(path)
 
 
-def _write_array_record(
-    source: loader.RecordSource, path: pathlib.Path, progress: Progress
-) -> None:
+def _write_array_record(source: loader.RecordSource, path: pathlib.Path) -> None:
     def records() -> Iterator[dict[str, Any]]:
-        for columns in _blocks(source, _BLOCK_BYTES):
+        for columns in _blocks(source, _BLOCK_BYTES, path.name):
             for row in range(len(columns[ID])):
                 # With the dots a number stays an array, and keeps the order of its bytes.
                 yield {name: column[row, ...] for name, column in columns.items()}
-            progress(len(columns[ID]))
 
     loader.write_array_record(path, records())
 
@@ -109,7 +106,7 @@ def _read_array_record(path: pathlib.Path, source: loader.RecordSource) -> loade
     return loader.ArrayRecordSource(path, ids=ID, columns=list(source.fields), fields=source.fields)
 
 
-def _write_parquet(source: loader.RecordSource, path: pathlib.Path, progress: Progress) -> None:
+def _write_parquet(source: loader.RecordSource, path: pathlib.Path) -> None:
     import pyarrow as pa  # noqa: PLC0415 (of an extra)
     import pyarrow.parquet as pq  # noqa: PLC0415
 
@@ -134,12 +131,11 @@ def _write_parquet(source: loader.RecordSource, path: pathlib.Path, progress: Pr
 
     with _partial(path) as partial, contextlib.ExitStack() as opened_file:
         writer: Any = None
-        for columns in _blocks(source, _ROW_GROUP_BYTES):
+        for columns in _blocks(source, _ROW_GROUP_BYTES, path.name):
             table = pa.table({name: column(name, array) for name, array in columns.items()})
             if writer is None:
                 writer = opened_file.enter_context(pq.ParquetWriter(partial, table.schema))
             writer.write_table(table)
-            progress(len(table))
 
 
 def _read_parquet(path: pathlib.Path, source: loader.RecordSource) -> loader.RecordSource:
@@ -154,15 +150,19 @@ FORMATS: Final[dict[Name, Format]] = {
 }
 
 
-def _blocks(source: loader.RecordSource, block_bytes: int) -> Iterator[dict[str, npt.NDArray[Any]]]:
+def _blocks(
+    source: loader.RecordSource, block_bytes: int, name: str
+) -> Iterator[dict[str, npt.NDArray[Any]]]:
     """All records, some at a time: the IDs, and the fields."""
     record_bytes = sum(
         field.dtype.itemsize * math.prod(field.shape) for field in source.fields.values()
     )
     step = max(1, block_bytes // (8 + record_bytes))
-    for start in range(0, len(source), step):
-        rows = np.arange(start, min(start + step, len(source)), dtype=np.int64)
-        yield {ID: source.ids(rows), **source.read(rows)}
+    with Work(f"writing the records to {name!r}", len(source), "records") as work:
+        for start in range(0, len(source), step):
+            rows = np.arange(start, min(start + step, len(source)), dtype=np.int64)
+            yield {ID: source.ids(rows), **source.read(rows)}
+            work.advance(len(rows))
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ import json
 import os
 import pathlib
 import zipfile
-from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy.typing as npt
 import loader
 from regrain.jobs.sources import digits as digits_source
 from regrain.jobs.sources import source_of
-from regrain.terminal import bar, console, notes, plain, print_json, safe
+from regrain.terminal import console, plain, print_json, safe
 
 SAME, DIFFERENT = 0, 1
 ID: Final = "id"
@@ -24,7 +23,7 @@ MAX_JSON_BYTES: Final = 1 << 22
 
 def show(source: loader.RecordSource, *, as_json: bool = False) -> int:
     """Prints the digest of the data, and a line for each column. Returns the exit code."""
-    found = digested(source)
+    found = source.fingerprint()
     if as_json:
         print_json(to_dict(found))
         return SAME
@@ -42,7 +41,7 @@ def show(source: loader.RecordSource, *, as_json: bool = False) -> int:
 
 def save(file: pathlib.Path, source: loader.RecordSource, *, as_json: bool = False) -> int:
     """Saves the fingerprint of the data in a file. Returns the exit code."""
-    found = digested(source)
+    found = source.fingerprint()
     write(file, json.dumps(found.to_dict(), indent=1) + "\n")
     if as_json:
         print_json({"file": str(file), **to_dict(found)})
@@ -59,7 +58,7 @@ def compare(
     as_json: bool = False,
 ) -> int:
     """Compares the data with a saved fingerprint, and names what differs. Returns the exit code."""
-    found = digested(source)
+    found = source.fingerprint()
     differences = before.diff(found, source)
     if as_json:
         told = [
@@ -140,41 +139,6 @@ def npz_arrays(path: pathlib.Path) -> dict[str, npt.NDArray[Any]]:
                 return {name: archive[name] for name in archive}
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is no .npz file that can be read: {error}") from error
-
-
-class _Watched:
-    """A source that tells how many of its records have been read."""
-
-    def __init__(self, source: loader.ArraySource, tell: Callable[[int], None]) -> None:
-        self._source, self._tell, self.fields = source, tell, source.fields
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def ids(self, rows: npt.NDArray[np.int64], /) -> npt.NDArray[Any]:
-        return self._source.ids(rows)
-
-    def read(self, rows: npt.NDArray[np.int64], /) -> Mapping[str, npt.NDArray[Any]]:
-        records = self._source.read(rows)
-        self._tell(len(rows))
-        return records
-
-    def read_range(self, start: int, stop: int, /) -> Mapping[str, npt.NDArray[Any]]:
-        records = self._source.read_range(start, stop)
-        self._tell(stop - start)
-        return records
-
-    def fingerprint(self) -> loader.Fingerprint:
-        return loader.fingerprint(self)
-
-
-def digested(source: loader.RecordSource) -> loader.Fingerprint:
-    """A source's own fingerprint; with a bar on a terminal, where reading takes more than two seconds."""
-    # What a subclass reads, and how, is its own.
-    if not notes.is_terminal or type(source) is not loader.ArraySource:
-        return source.fingerprint()
-    with bar("reading", len(source)) as watched:
-        return _Watched(source, watched.advance).fingerprint()
 
 
 def lines(differences: list[loader.Difference]) -> list[str]:

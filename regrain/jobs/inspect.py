@@ -15,8 +15,9 @@ import checkpointing
 import loader
 from checkpointing import RunReport
 from loader import Difference
+from loader.amounts import bytes_text
 from regrain.jobs.sources import made_by
-from regrain.terminal import bar, console, fail, plain, print_json, safe, size
+from regrain.terminal import console, fail, plain, print_json, safe
 
 INTACT, FOUND, NO_STEP = 0, 1, 3
 
@@ -117,19 +118,13 @@ def run(run_dir: str, asked: Asked) -> int:
 
 
 def inspected(run_dir: str, asked: Asked) -> RunReport:
-    """The report on a directory, with a bar where it takes long."""
-    with bar("checking") as watched:
-        try:
-            return checkpointing.inspect_run(
-                run_dir,
-                steps=asked.steps or None,
-                verify=asked.verify,
-                progress=watched.reach,
-            )
-        except FileNotFoundError as error:
-            if error.errno is not None:  # it is the directory that is not there
-                raise
-            fail("inspect", str(error), NO_STEP)
+    """The report on a directory."""
+    try:
+        return checkpointing.inspect_run(run_dir, steps=asked.steps or None, verify=asked.verify)
+    except FileNotFoundError as error:
+        if error.errno is not None:  # it is the directory that is not there
+            raise
+        fail("inspect", str(error), NO_STEP)
 
 
 def compared(report: RunReport, asked: Asked) -> Comparison | None:
@@ -330,6 +325,11 @@ def show_data(data: Mapping[str, Any]) -> None:
     line("data", f"{data['num_records']:,} records{in_files}, {data['digest']}")
     for name, column in data["columns"].items():
         line("", f"  {name}: {column['dtype']}{column['shape']} {column['digest']}")
+
+
+def size(num_bytes: int | None) -> str:
+    """A number of bytes for people."""
+    return "?" if num_bytes is None else bytes_text(num_bytes)
 
 
 def line(name: str, text: object) -> None:

@@ -57,7 +57,7 @@ def _write_files(
 ) -> None:
     for number, part in enumerate(parts_of(source)):
         file = path / f"part-{number}.{name}"
-        convert_formats.FORMATS[name].write(part, file, lambda _: None)
+        convert_formats.FORMATS[name].write(part, file)
 
 
 def _write_hugging_face(source: loader.RecordSource, path: pathlib.Path) -> None:

@@ -1,0 +1,115 @@
+"""What commands print with: nothing that a file holds moves the terminal, and each error is a line and a code."""
+
+import io
+import logging
+import sys
+from typing import Any
+
+import pytest
+import typer
+from rich.console import Console
+from rich.text import Text
+
+import loader
+from regrain import terminal
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("a\x1b[31mred", r"a\x1b[31mred"),
+        ("two\nlines\r", r"two\nlines\r"),
+        ("right\u202eleft", r"right\u202eleft"),
+        ("lone \ud800", r"lone \ud800"),
+        ("läuft ∂", "läuft ∂"),
+        (17, "17"),
+        ("x" * 500, "x" * 397 + "..."),
+    ],
+    ids=["escape", "lines", "direction", "surrogate", "letters", "number", "long"],
+)
+def test_a_value_is_one_line_that_can_only_be_shown(value: object, shown: str) -> None:
+    assert terminal.plain(value) == shown
+    assert Text.from_markup(terminal.safe(value)).plain == shown
+
+
+def test_markup_is_text() -> None:
+    assert Text.from_markup(terminal.safe("[red]no[/] [link=x]")).plain == "[red]no[/] [link=x]"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (FileNotFoundError(2, "No such file or directory", "gone"), "gone: No such file"),
+        (OSError("the disk is tired"), "the disk is tired"),
+        (ValueError("a\nb\x1b"), "a\nb\\x1b"),
+        (MemoryError(), "MemoryError()"),
+        (ModuleNotFoundError("x", name="matplotlib.pyplot"), "pip install 'regrain[cli]'"),
+        (ModuleNotFoundError("x", name="pyarrow"), "pip install 'regrain[parquet]'"),
+    ],
+    ids=["file", "system", "lines", "memory", "matplotlib", "pyarrow"],
+)
+def test_what_is_wrong_is_told_on_stderr_and_ends_with_2(
+    error: Exception, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as ended, terminal.running("audit"):
+        raise error
+    assert ended.value.exit_code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("regrain audit: ")
+    assert said in printed.err
+
+
+def test_a_fault_of_the_program_is_not_called_the_users() -> None:
+    for fault in (ModuleNotFoundError("x", name="mine"), AssertionError("x"), KeyError("x")):
+        with pytest.raises(type(fault)), terminal.running("audit"):
+            raise fault
+    with pytest.raises(typer.Exit) as ended, terminal.running("audit"):
+        raise typer.Exit(3)
+    assert ended.value.exit_code == 3
+
+
+def test_warnings_of_the_library_are_told_and_others_are_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with terminal.running("audit"):
+        logging.getLogger("checkpointing.history").warning("step 3 is \x1b damaged")
+        logging.getLogger("checkpointing.history").info("hello")
+        logging.getLogger("absl").warning("hello")
+    assert capsys.readouterr().err == "regrain audit: step 3 is \\x1b damaged\n"
+    assert not any(isinstance(one, terminal._Warnings) for one in logging.getLogger().handlers)
+
+
+@pytest.mark.parametrize(
+    ("after_seconds", "is_terminal", "shown"),
+    [(-1.0, True, True), (-1.0, False, False), (1e9, True, False)],
+)
+def test_a_bar_comes_on_a_terminal_for_long_work_only(
+    after_seconds: float, is_terminal: bool, shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "BAR_AFTER_SECONDS", after_seconds)
+    written = io.StringIO()
+    notes = Console(file=written, force_terminal=is_terminal, width=120)
+    monkeypatch.setattr(terminal, "notes", notes)
+    with terminal.running("fingerprint"):
+        source = loader.ArraySource({"x": [1, 2, 3]})
+        source.fingerprint()
+    text = written.getvalue()
+    assert ("fingerprint of ArraySource" in text) == shown
+    assert shown or text == ""
+
+
+def test_json_is_one_line_of_ascii(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.print_json({"ä": "\x1b"})
+    assert capsys.readouterr().out == '{"\\u00e4": "\\u001b"}\n'
+
+
+def test_output_that_is_no_terminals_is_wide_unless_columns_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.delenv("COLUMNS", raising=False)
+    made: Any = terminal._console(stderr=False)
+    assert made.width == 200
+    monkeypatch.setenv("COLUMNS", "60")
+    assert terminal._console(stderr=False).width == 60
