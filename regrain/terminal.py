@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import loader
 
 WRONG_USE: Final = 2
+#: As of SIGPIPE: whoever was to read the output has gone.
+UNREAD: Final = 141
 #: Work that ends sooner needs no progress bar.
 BAR_AFTER_SECONDS: Final = 2.0
 
@@ -35,10 +37,25 @@ _EXTRAS: Final = {
 }
 
 
+class _Console(Console):
+    """A console that ends the program as the system ends others whose output nobody reads any more."""
+
+    def on_broken_pipe(self) -> None:
+        """Called by rich."""
+        _end_unread()
+
+
 def _console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
-    fixed = stream.isatty() or "COLUMNS" in os.environ
-    return Console(highlight=False, stderr=stderr, width=None if fixed else _WIDTH_OF_NO_TERMINAL)
+    fixed = (stream is not None and stream.isatty()) or "COLUMNS" in os.environ
+    width = None if fixed else _WIDTH_OF_NO_TERMINAL
+    return _Console(highlight=False, stderr=stderr, width=width)
+
+
+def _end_unread() -> NoReturn:
+    # Nor is there anybody for what is still in the buffer, which Python writes at its exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(UNREAD)
 
 
 console: Final = _console(stderr=False)
@@ -66,7 +83,8 @@ def safe(value: object, limit: int = _MAX_TEXT) -> str:
 
 def print_json(value: Any) -> None:
     """Prints one JSON document, in ASCII, and a line's end."""
-    sys.stdout.write(f"{json.dumps(value)}\n")
+    console.file.write(f"{json.dumps(value)}\n")
+    console.file.flush()
 
 
 def fail(command: str, message: str, code: int = WRONG_USE) -> NoReturn:
@@ -102,6 +120,8 @@ def running(command: str, *, on_the_cpu: bool = True) -> Iterator[None]:
             yield
     except typer.Exit:  # a RuntimeError too
         raise
+    except BrokenPipeError:
+        _end_unread()
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get(str(error.name).partition(".")[0])
         if extra is None:

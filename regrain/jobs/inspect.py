@@ -154,6 +154,12 @@ def show(report: RunReport, asked: Asked, comparison: Comparison | None) -> None
     """Prints a report for people."""
     show_summary(report)
     console.print(table_of_steps(report))
+    for one in report.steps:
+        if one.reason:
+            style = _STYLES[one.health]
+            console.print(
+                f"[{style}]step {one.step} is {one.health}[/]: {safe(one.reason)}", soft_wrap=True
+            )
     show_beside(report)
     changes = list(changes_of(report))
     if changes:
@@ -198,23 +204,20 @@ def show_summary(report: RunReport) -> None:
 
 def table_of_steps(report: RunReport) -> Table:
     """A row for each step."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1))
-    for heading in ("step", "written", "train_state", "iterator", "manifest"):
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for heading in ("step", "written", "train\nstate", "iterator", "manifest"):
         table.add_column(heading, justify="left" if heading == "written" else "right", no_wrap=True)
-    table.add_column("position", no_wrap=True)
-    table.add_column("processes", justify="right")
-    table.add_column("health", overflow="fold")
+    for heading in ("epoch,\noffset", "health"):
+        table.add_column(heading, no_wrap=True)
     for one in report.steps:
         items = one.files.item_bytes
         place = one.position
-        health = one.health if not one.reason else f"{one.health}: {one.reason}"
         table.add_row(
             str(one.step),
             when(one.files.committed),
             *(size(items.get(item)) for item in ("train_state", "iterator", "manifest")),
-            "-" if place is None else f"epoch {place.epoch}, offset {place.offset}",
-            "-" if one.num_processes is None else str(one.num_processes),
-            f"[{_STYLES[one.health]}]{safe(health)}[/]",
+            "-" if place is None else f"{place.epoch}, {place.offset}",
+            f"[{_STYLES[one.health]}]{one.health}[/]",
         )
     return table
 
@@ -298,7 +301,10 @@ def show_identity(report: RunReport) -> None:
     line("run_config", settings(told["run_config"]) or "none")
     state = told["train_state"]
     line("train state", f"{state['num_leaves']} leaves, {size(state['bytes'])} in memory")
-    line("written by", ", ".join(f"{name} {text}" for name, text in told["packages"].items()))
+    (count,) = (one.num_processes for one in report.steps if one.step == told["newest_intact"])
+    by = {None: "", 1: ", on 1 process"}.get(count, f", on {count} processes")
+    packages = ", ".join(f"{name} {text}" for name, text in told["packages"].items())
+    line("written by", packages + by)
 
 
 def show_pipeline(told: Mapping[str, Any]) -> None:
