@@ -923,11 +923,11 @@ def fail_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     real = checkpointing.directory.seal_step
     failing: list[bool] = []
 
-    def seal_step(path: pathlib.Path, manifest: Manifest, about: dict[str, Any]) -> None:
+    def seal_step(path: pathlib.Path, manifest: Manifest, about: dict[str, Any]) -> Manifest:
         if failing:
             failing.clear()
             raise PlannedError("the disk is gone")
-        real(path, manifest, about)
+        return real(path, manifest, about)
 
     monkeypatch.setattr(checkpointing.checkpoints, "seal_step", seal_step)
     return lambda: failing.append(True)
@@ -1849,10 +1849,10 @@ def test_ctrl_c_while_waiting_lets_nobody_in_before_the_save_is_done(
     begun, go_on = threading.Event(), threading.Event()
     real = checkpointing.directory.seal_step
 
-    def seal_step(*args: Any) -> None:
+    def seal_step(*args: Any) -> Manifest:
         begun.set()
         assert go_on.wait(60)
-        real(*args)
+        return real(*args)
 
     monkeypatch.setattr(checkpointing.checkpoints, "seal_step", seal_step)
     checkpoints = Checkpoints(run_directory, a_pipeline(), 1, 9)
