@@ -100,7 +100,7 @@ def test_a_run_is_shown_with_its_steps_changes_and_identity(run: str) -> None:
     assert "order feistel, version 1" in words
     assert "transform none" in words
     assert "run_config rate 0.5" in words
-    assert "train state 1 leaves, 24 B in memory" in words
+    assert "train state 1 leaf, 24 B in memory" in words
     assert "written by" in words
     assert ", on 1 process" in words
     assert "\x1b" not in printed

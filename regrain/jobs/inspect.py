@@ -300,7 +300,8 @@ def show_identity(report: RunReport) -> None:
         show_pipeline(stream)
     line("run_config", settings(told["run_config"]) or "none")
     state = told["train_state"]
-    line("train state", f"{state['num_leaves']} leaves, {size(state['bytes'])} in memory")
+    leaves = "1 leaf" if state["num_leaves"] == 1 else f"{state['num_leaves']:,} leaves"
+    line("train state", f"{leaves}, {size(state['bytes'])} in memory")
     (count,) = (one.num_processes for one in report.steps if one.step == told["newest_intact"])
     by = {None: "", 1: ", on 1 process"}.get(count, f", on {count} processes")
     packages = ", ".join(f"{name} {text}" for name, text in told["packages"].items())
