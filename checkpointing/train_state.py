@@ -228,12 +228,17 @@ def _sortable(tree: Any) -> Any:
 
 
 def _is_mixed(node: Any) -> bool:
-    if node is None or isinstance(
-        node, jax.Array | np.ndarray | dict | list | tuple
-    ):  # by far most
+    kind: Any = type(node)
+    if _is_simple(kind):
         return False
-    are_numbers = {isinstance(keys[0], _NUMBER_KEYS) for keys, _ in _children(node) if keys}
-    return len(are_numbers) == 2
+    children = _children(node)
+    return len({isinstance(keys[0], _NUMBER_KEYS) for keys, _ in children if keys}) == 2
+
+
+@functools.cache
+def _is_simple(kind: type) -> bool:
+    """Whether it is a kind of leaf, or of container with only names or only numbers below it."""
+    return issubclass(kind, (jax.Array, np.ndarray, np.generic, dict, list, tuple, type(None)))
 
 
 def _children(node: Any) -> list[tuple[Any, Any]]:
