@@ -322,6 +322,12 @@ WORK: dict[str, tuple[Callable[[pathlib.Path], Any], dict[str, tuple[int | None,
         },
     ),
     "an audit": (lambda _: loader.audit(pipeline()), {"audit": (10, "batches")}),
+    "an audit of a mixture": (
+        lambda _: loader.audit_mixture(
+            loader.Mixture({"a": pipeline(), "b": pipeline()}, {"a": 2, "b": 1}), 9
+        ),
+        {"audit of 'a'": (6, "batches"), "audit of 'b'": (3, "batches")},
+    ),
     "a check of a transform": (
         lambda _: loader.check_transform(pipeline(), 3, hash_seeds=(), threads=()),
         {"batches again": (3, "batches"), "batches in another order": (3, "batches")},

@@ -207,6 +207,7 @@ def audit_mixture(
             progress,
             masks=not ids_only,
             transformed=mixture.parts[name].transform is not None,
+            work=Work(f"audit of {name!r}", len(turns), "batches"),
         )
         for name, turns in steps_of_each(mixture, steps).items()
     }
@@ -242,6 +243,7 @@ def _audit(
     *,
     masks: bool,
     transformed: bool,
+    work: Work | None = None,
 ) -> AuditReport:
     tallies = {name: Tally(name) for name in FINDINGS}
     order = DerivedOrder(due.num_records, due.config.seed, due.config.shuffle)
@@ -252,13 +254,13 @@ def _audit(
     first_step = due.step(due.first)
     steps = None if due.end is None else due.step(due.end) - first_step
     count = slots = 0
-    with Work("audit", steps, "batches") as work:
+    with work or Work("audit", steps, "batches") as told:
         for count, batch in enumerate(batches, 1):
             delivered = Delivered.of(batch, first_step + count - 1, masks=masks)
             slots += len(delivered.ids)
             if stream.feed(delivered) and progress is not None:
                 progress(slots)
-            work.advance()
+            told.advance()
         stream.finish()
     _add_faults_of_formula(order, due, source, tallies["order"])
     if progress is not None:

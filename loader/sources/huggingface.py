@@ -154,7 +154,7 @@ class HuggingFaceSource:
         }
         if not decoders:
             return fingerprint(self)
-        found = fingerprint(_Stored(self, decoders))
+        found = fingerprint(_StoredValues(self, decoders))
         columns = dict(found.columns)
         for name, decode in decoders.items():
             text = json.dumps([columns[name].digest, name_of(decode)])
@@ -231,7 +231,7 @@ def _reopened(
     return kind(dataset, columns=columns, decode=decode, fields=fields, ids=ids, threads=threads)
 
 
-class _Stored:
+class _StoredValues:
     """A data set with a digest of its bytes for each value that would be decoded."""
 
     def __init__(self, source: HuggingFaceSource, decoded: Collection[str]) -> None:
