@@ -91,7 +91,8 @@ class GrainStream:
         if not isinstance(dataset, grain.MapDataset | grain.IterDataset):
             raise TypeError(
                 "dataset must be a grain.MapDataset or a grain.IterDataset, not a "
-                f"{type(dataset).__name__}; of an iterator or a DataLoader, give the data set"
+                f"{type(dataset).__name__}; of an iterator, give the data set, and of a DataLoader, write "
+                "it as a chain: grain.MapDataset.source(...).shuffle(seed).repeat(epochs).map(...).batch(size)"
             )
         if not isinstance(fingerprint, Fingerprint):
             raise TypeError(
