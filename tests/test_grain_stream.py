@@ -341,7 +341,10 @@ def test_read_options_are_for_a_map_dataset() -> None:
     ("arguments", "error"),
     [
         ({"dataset": [1, 2]}, "not a list"),
-        ({"dataset": iter([1])}, "of an iterator, give the data set, and of a DataLoader, write it as"),
+        (
+            {"dataset": iter([1])},
+            "of an iterator, give the data set, and of a DataLoader, write it as",
+        ),
         ({"fingerprint": "abc"}, "by loader.fingerprint"),
         ({"config": {"a": object()}}, "JSON can hold"),
         ({"config": {"a": {1: 2}}}, "it would make a text of the key 1"),
