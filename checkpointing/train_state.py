@@ -249,14 +249,16 @@ def _children(node: Any) -> list[tuple[Any, Any]]:
 
 
 def _check_not_shared(train_state: Any) -> None:
-    """A variable of Flax's in two places would come back as two, which the next update tells apart."""
+    """A variable that modules of Flax share would come back as two, which the next update makes differ.
+
+    In an ``nnx.State`` variables stand for their values, as arrays do elsewhere.
+    """
     nnx = sys.modules.get("flax.nnx")
     if nnx is None:  # then nobody has made any
         return
-    found: dict[int, tuple[Any, ...]] = {}
-    for keys, node in jax.tree_util.tree_flatten_with_path(
-        train_state, lambda node: isinstance(node, nnx.Variable)
-    )[0]:
+    kinds, found = (nnx.Variable, nnx.State), dict[int, tuple[Any, ...]]()
+    nodes, _ = jax.tree_util.tree_flatten_with_path(train_state, lambda n: isinstance(n, kinds))
+    for keys, node in nodes:
         if isinstance(node, nnx.Variable) and found.setdefault(id(node), keys) is not keys:
             raise TypeError(
                 f"{pointer(found[id(node)])} and {pointer(keys)} of the train state are one "

@@ -26,7 +26,7 @@ OPTIMIZER: Final = optax.adamw(3e-3)
 
 
 def pipeline_of(names: list[str], **settings: Any) -> loader.Pipeline:
-    # Of the rest at a file's end a window is made too, which is padded.
+    # What is left at the end of a file is a window too, and is padded.
     source = loader.TokenSource(TEXT, WINDOW, dtype="uint8", names=names, rest="pad", ids="row")
     return loader.Pipeline(source, loader.PipelineConfig(32, final_batch="pad", **settings))
 

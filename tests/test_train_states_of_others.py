@@ -81,6 +81,10 @@ STATES: dict[str, Any] = {
     "nnx.split in parts": lambda seed: nnx.split(of_flax(seed), nnx.Param, nnx.RngState, ...)[1:],
     "a pure dict of nnx": lambda seed: nnx.to_pure_dict(nnx.state(of_flax(seed))),
     "modules of nnx": of_flax,
+    "an average that begins as the parameters of nnx": lambda seed: [
+        state := nnx.state(of_flax(seed)),
+        nnx.filter_state(state, nnx.Param),
+    ],
     "nnx.state of tied layers": lambda seed: nnx.state(Tied(nnx.Rngs(seed))),
     "arrays and state of Equinox": of_equinox,
     "states of Optax": lambda seed: (
