@@ -1,12 +1,12 @@
 """Starts the command `regrain`; also as `python -m regrain`, and for the entries in scripts/."""
 
 import io
+import signal
 import sys
-from typing import Final
 
 WRONG_USE, INTERRUPTED = 2, 130
 #: What every command needs, and a library by itself does not.
-_NEEDED: Final = ("typer", "rich")
+_NEEDED = ("typer", "rich")
 
 
 def main(*first: str) -> None:
@@ -34,6 +34,9 @@ def main(*first: str) -> None:
         sys.exit(WRONG_USE)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    finally:
+        # What is done is done: Ctrl-C while the interpreter goes would only print where it was.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

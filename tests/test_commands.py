@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,14 @@ from regrain.jobs import provenance as job
 ROOT: Final = Path(__file__).resolve().parent.parent
 #: What takes time to import, or is not needed to tell what there is.
 HEAVY: Final = ("jax", "grain", "numpy", "orbax", "loader", "checkpointing", "rich", "matplotlib")
+
+
+@pytest.fixture(autouse=True)
+def _own_ctrl_c() -> Iterator[None]:
+    """The program gives Ctrl-C back to the system at its end."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def commands_of(group: Any, *before: str) -> Iterator[tuple[str, Any]]:
@@ -157,22 +166,19 @@ def test_ctrl_c_ends_with_130_and_no_traceback(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(SystemExit) as ended:
         program.main()
     assert ended.value.code == 130
+    assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
 
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
-def test_without_what_prints_it_says_what_to_install(
-    missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in [name for name in sys.modules if name.startswith("regrain.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr("regrain.terminal", raising=False)
-    monkeypatch.setitem(sys.modules, missing, None)
-    monkeypatch.setitem(sys.modules, f"{missing}.console", None)
-    monkeypatch.setattr(sys, "argv", ["regrain", "provenance", "runs/x"])
-    with pytest.raises(SystemExit) as ended:
-        program.main()
-    assert ended.value.code == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith(f"regrain: {missing}")
-    assert "pip install 'regrain[cli]'" in said.err
+def test_without_what_prints_it_says_what_to_install(missing: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; from regrain.__main__ import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "provenance", "runs/x"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"regrain: {missing}")
+    assert "pip install 'regrain[cli]'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
