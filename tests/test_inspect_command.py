@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import Any, Final
 
+import grain
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 import checkpointing
 from checkpointing import directory
 from checkpointing.directory import RunDirectory
-from loader import ArraySource, Pipeline, PipelineConfig
+from loader import ArraySource, GrainStream, Mixture, Pipeline, PipelineConfig
 from regrain.commands import app
 from regrain.jobs import inspect as job
 
@@ -28,6 +29,7 @@ final_batch = "pad"
 num_epochs = 4
 """
 STREAMS: Final = f"""
+import grain
 import numpy as np
 import loader
 def a_pipeline(batch_size=5, seed=17):
@@ -255,6 +257,38 @@ def test_what_stands_in_files_is_shown_and_does_nothing_else(run: str) -> None:
     assert max(map(len, printed.splitlines())) < 2000
     (pathlib.Path(run) / f"{nasty.strip()[:12]}\x1b{directory.TMP_SUFFIX}").mkdir()
     assert "\x1b" not in call(run)[0]
+
+
+def double(batch: Any) -> Any:
+    return {**batch, "x": 2 * batch["x"]}
+
+
+def test_mixtures_and_chains_are_told_by_what_they_are_made_of(tmp_path: pathlib.Path) -> None:
+    source = ArraySource({"x": np.arange(N)})
+    config = PipelineConfig(4, 17, "pad", num_epochs=None, record_keys=True)
+    parts = {"web": Pipeline(source, config, double), "code": Pipeline(source, config)}
+    chain = grain.MapDataset.source([{"id": i} for i in range(N)]).shuffle(seed=1).batch(4)
+    streams: dict[str, Any] = {
+        "mixture": Mixture(parts, {"web": 2, "code": 1}),
+        "chain": GrainStream(chain, fingerprint=source.fingerprint(), config={"seed": 1}),
+    }
+    (tmp_path / "c.toml").write_text(CONFIG)
+    for name, stream in streams.items():
+        with checkpointing.Checkpoints(tmp_path / name, stream, 1, 9) as checkpoints:
+            run = checkpoints.resume({"w": np.zeros(3)})
+            next(run.batches)
+            checkpoints.save(run.batches, run.train_state)
+    words = " ".join(call(tmp_path / "mixture")[0].split())
+    assert "mixture code 1, web 2 part code data 23 records" in words
+    assert "transform double, no version record keys version" in words
+    words = " ".join(call(tmp_path / "chain")[0].split())
+    assert "chain SourceMapDataset > ShuffleMapDataset > BatchMapDataset config seed 1" in words
+    printed = call(tmp_path / "chain", "--diff", tmp_path / "mixture", code=1)[0]
+    assert "stream a chain of Grain's a mixture of code, web" in " ".join(printed.split())
+    assert (
+        "is of a chain of Grain's"
+        in call(tmp_path / "chain", "--config", tmp_path / "c.toml", code=2)[1]
+    )
 
 
 @pytest.mark.parametrize("seconds", [None, 0.0, -1e30, 1e30, float("nan")])
