@@ -77,6 +77,8 @@ def check_device(device: Any, sizes: set[int]) -> None:
 
 @functools.lru_cache
 def _is_jax_dtype(dtype: np.dtype[Any]) -> bool:
+    if not dtype.isnative:  # some versions of JAX have a dtype for it, and none takes the array
+        return False
     try:
         # What jax_enable_x64 narrows counts too, and is no reason for a warning.
         jax.dtypes.result_type(jax.dtypes.canonicalize_dtype(dtype))

@@ -16,9 +16,13 @@ import zipfile
 from collections.abc import Iterator
 from email.parser import Parser
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 import checkpointing.testing
 import loader
@@ -337,12 +341,18 @@ def test_the_wheel_brings_the_command(wheel: Path) -> None:
     assert "regrain = regrain.__main__:main" in archive.read(path).decode()
 
 
-# --- the lock -----------------------------------------------------------------------------------
+# --- the locks ----------------------------------------------------------------------------------
 
-LOCK = ROOT / "requirements.lock"
-#: Extras that are left out of the lock, since set-up would install gigabytes that no test needs.
+#: Which versions the tests run with: the newest, and the oldest that pyproject.toml allows.
+NEWEST, LOWEST = ROOT / "requirements.lock", ROOT / "requirements-lowest.lock"
+LOCKS = (NEWEST, LOWEST)
+PYTHONS = ("3.11", "3.12", "3.13")
+#: Extras that are left out of the locks, since set-up would install gigabytes that no test needs.
 UNLOCKED = {"bench"}
 LOCK_ENTRY = re.compile(r"([a-z0-9-]+)==[\w.+!]+( ; [^\\]+?)?( --hash=sha256:[0-9a-f]{64})+")
+
+both_locks = pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)
+each_python = pytest.mark.parametrize("python", PYTHONS)
 
 
 def lock_entries(text: str) -> list[str]:
@@ -356,8 +366,63 @@ def unhashed(text: str) -> list[str]:
     return [entry for entry in lock_entries(text) if not LOCK_ENTRY.fullmatch(entry)]
 
 
-def test_every_entry_of_the_lock_has_hashes() -> None:
-    text = LOCK.read_text("utf-8")
+def on_linux(python: str) -> dict[str, str]:
+    """What markers of requirements are judged by."""
+    return {
+        "implementation_name": "cpython",
+        "platform_machine": "x86_64",
+        "platform_python_implementation": "CPython",
+        "platform_system": "Linux",
+        "python_full_version": f"{python}.1",
+        "python_version": python,
+        "sys_platform": "linux",
+    }
+
+
+def locked_versions(text: str, python: str) -> dict[str, Version]:
+    """What a lock installs on a Python, by name."""
+    entries = [Requirement(entry.partition(" --hash")[0]) for entry in lock_entries(text)]
+    return {
+        entry.name: Version(next(iter(entry.specifier)).version)
+        for entry in entries
+        if entry.marker is None or entry.marker.evaluate(on_linux(python))
+    }
+
+
+def asked_for(project: dict[str, Any], python: str) -> dict[str, SpecifierSet]:
+    """The ranges of the direct dependencies on a Python, by name."""
+    extras = project["optional-dependencies"]
+    groups = [project["dependencies"], *(extras[name] for name in extras if name not in UNLOCKED)]
+    ranges: dict[str, SpecifierSet] = {}
+    for requirement in map(Requirement, itertools.chain.from_iterable(groups)):
+        if requirement.marker is None or requirement.marker.evaluate(on_linux(python)):
+            known = ranges.get(requirement.name, SpecifierSet())
+            ranges[requirement.name] = known & requirement.specifier
+    return ranges
+
+
+def lower_bound(versions: SpecifierSet) -> Version:
+    return max(Version(one.version) for one in versions if one.operator == ">=")
+
+
+def project_table() -> dict[str, Any]:
+    table: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    return table
+
+
+def not_the_lowest(project: dict[str, Any], lock: str, python: str) -> dict[str, tuple[str, str]]:
+    """Lower bounds that are not the version in a lock: by name, the bound and that version."""
+    locked = locked_versions(lock, python)
+    return {
+        name: (str(lower_bound(versions)), str(locked[name]))
+        for name, versions in asked_for(project, python).items()
+        if lower_bound(versions) != locked[name]
+    }
+
+
+@both_locks
+def test_every_entry_of_a_lock_has_hashes(lock: Path) -> None:
+    text = lock.read_text("utf-8")
     assert len(lock_entries(text)) > len(RUNTIME)
     assert unhashed(text) == []
 
@@ -369,28 +434,58 @@ def test_a_planted_entry_without_hash_is_found() -> None:
     assert unhashed(planted) == ["b==2 ; python_version < '3'"]
 
 
-def test_the_lock_holds_every_direct_dependency_at_or_above_its_bound() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    assert {re.split(r"[>=]", r)[0] for r in project["dependencies"]} == RUNTIME
-    locked = dict(re.findall(r"^([a-z0-9-]+)==([0-9.]+)", LOCK.read_text("utf-8"), re.MULTILINE))
-    extras = project["optional-dependencies"]
-    groups = [project["dependencies"], *(extras[name] for name in extras if name not in UNLOCKED)]
-    for requirement in itertools.chain.from_iterable(groups):
-        name, bound = requirement.split(">=")
-        has, needs = (tuple(map(int, version.split("."))) for version in (locked[name], bound))
-        assert has >= needs, requirement
+@both_locks
+@each_python
+def test_a_lock_holds_every_direct_dependency_within_its_range(lock: Path, python: str) -> None:
+    locked = locked_versions(lock.read_text("utf-8"), python)
+    ranges = asked_for(project_table(), python)
+    assert set(ranges) > RUNTIME
+    assert {name: str(locked[name]) for name in ranges if locked[name] not in ranges[name]} == {}
 
 
-def test_the_lock_says_how_it_was_made() -> None:
-    command = LOCK.read_text("utf-8").splitlines()[1].lstrip("# ")
+@each_python
+def test_lower_bounds_are_the_versions_that_the_lowest_lock_tests(python: str) -> None:
+    assert not_the_lowest(project_table(), LOWEST.read_text("utf-8"), python) == {}
+
+
+def test_a_planted_bound_that_nothing_tests_is_found() -> None:
+    project = project_table()
+    wrong = [r.replace("jax>=0.6", "jax>=0.5.3") for r in project["dependencies"]]
+    assert wrong != project["dependencies"]
+    found = not_the_lowest(
+        {**project, "dependencies": wrong}, LOWEST.read_text("utf-8"), PYTHONS[0]
+    )
+    assert found == {"jax": ("0.5.3", "0.6.0")}
+
+
+def test_pythons_are_those_that_the_classifiers_name() -> None:
+    project = project_table()
+    named = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
+    assert tuple(named) == PYTHONS
+    assert project["requires-python"] == f">={PYTHONS[0]}"
+    assert f"pythons=({' '.join(PYTHONS)})" in (ROOT / "scripts/test_versions").read_text("utf-8")
+
+
+@each_python
+def test_the_page_on_versions_tells_what_the_locks_hold(python: str) -> None:
+    """Rows of its table: package, the oldest version, the newest, and the range."""
+    page = (ROOT / "docs/versions.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \| (.+?) \|$", page, re.MULTILINE))
+    lowest, newest = (locked_versions(lock.read_text("utf-8"), python) for lock in (LOWEST, NEWEST))
+    for name in RUNTIME | {"pyarrow", "datasets", "pillow", "gcsfs"}:
+        oldest, latest = rows[name].split(" | ")
+        assert str(lowest[name]) in re.findall(r"[\d.]+\d", oldest), name
+        assert latest == str(newest[name]), name
+
+
+@both_locks
+def test_a_lock_says_how_it_was_made(lock: Path) -> None:
+    command = lock.read_text("utf-8").splitlines()[1].lstrip("# ")
     assert command.startswith("uv pip compile ")
     assert command in " ".join((ROOT / "CONTRIBUTING.md").read_text("utf-8").split())
-
-
-def test_the_lock_is_made_of_all_extras_but_those_left_out() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    locked = re.findall(r"--extra (\S+)", LOCK.read_text("utf-8").splitlines()[1])
-    assert set(locked) == set(project["optional-dependencies"]) - UNLOCKED
+    assert set(re.findall(r"--extra (\S+)", command)) == (
+        set(project_table()["optional-dependencies"]) - UNLOCKED
+    )
 
 
 # --- the tree -----------------------------------------------------------------------------------
@@ -423,9 +518,9 @@ def test_no_tracked_file_names_a_package_index() -> None:
     assert named == []
 
 
-def test_requirements_lock_is_the_only_lock() -> None:
+def test_there_are_no_other_locks() -> None:
     locks = {name for name in tracked_files() if name.endswith(".lock")}
-    assert locks <= {"requirements.lock"}
+    assert locks <= {lock.name for lock in LOCKS}
 
 
 @pytest.mark.parametrize(
@@ -443,7 +538,11 @@ def test_a_planted_index_address_is_found(planted: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "script", ["scripts/setup", "scripts/test", "scripts/drill", "scripts/inspect", ".ci/run"]
+    "script",
+    [
+        *("scripts/setup", "scripts/test", "scripts/test_versions", "scripts/drill"),
+        *("scripts/inspect", ".ci/run"),
+    ],
 )
 def test_the_scripts_can_be_run(script: str) -> None:
     assert os.access(ROOT / script, os.X_OK)

@@ -4,12 +4,14 @@ import copy
 import dataclasses
 import datetime as dt
 import pathlib
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from packaging.version import Version
 
 import checkpointing
 import loader
@@ -22,11 +24,9 @@ from checkpointing.train_state import (
     step_of,
     to_stored,
 )
+from tests.jax_versions import PRNG_IMPLEMENTATIONS, enable_x64, has_prng
 
-KEY_IMPLEMENTATIONS = (
-    *("threefry2x32", "rbg", "unsafe_rbg"),
-    *("philox2x32", "philox4x32", "threefry4x32"),
-)
+KEY_IMPLEMENTATIONS = [name for name in PRNG_IMPLEMENTATIONS if has_prng(name)]
 
 
 class AdamState(NamedTuple):
@@ -133,6 +133,7 @@ def other(leaf: Any) -> Any:
     return np.ones(leaf.shape, leaf.dtype) if isinstance(leaf, np.ndarray) else type(leaf)(1)
 
 
+NO_NAME = "a key without letters"
 TREES: dict[str, Any] = {
     "nested dicts, lists and tuples": lambda: {
         "a": {"b": jnp.arange(3), "c": (jnp.full(2, 7, jnp.int8), [np.arange(2)])}
@@ -159,10 +160,9 @@ TREES: dict[str, Any] = {
     "more than ten elements of a tuple": lambda: {"a": tuple(np.array([i]) for i in range(12))},
     "keys with / . ~ blanks and letters of all kinds": lambda: {
         name: jnp.array([i])
-        for i, name in enumerate(
-            ["a/b", "c.d", "e~f", "~1", "ü∂ß", " ", "", "..", "../../x", "%2F"]
-        )
+        for i, name in enumerate(["a/b", "c.d", "e~f", "~1", "ü∂ß", " ", "..", "../../x", "%2F"])
     },
+    NO_NAME: lambda: {"": jnp.array([1]), "w": jnp.array([2])},
     "names that differ in / only": lambda: {"a/b": jnp.array([1]), "a": {"b": jnp.array([2])}},
     "integers as keys": lambda: {i: jnp.array([i]) for i in (1, 10, 2)},
     "texts of integers as keys": lambda: {str(i): jnp.array([i]) for i in (1, 10, 2)},
@@ -212,6 +212,10 @@ LEAVES: dict[str, Any] = {
 @pytest.mark.parametrize("name", TREES)
 def test_a_tree_comes_back_with_its_structure(name: str, tmp_path: pathlib.Path) -> None:
     train_state = TREES[name]()
+    if name == NO_NAME and Version(version("orbax-checkpoint")) < Version("0.12.1"):
+        with pytest.raises(RuntimeError, match=r"the save of step 1 .* has failed"):
+            save(tmp_path, train_state)
+        return
     save(tmp_path, train_state)
     assert_same(restore(tmp_path, jax.tree.map(other, train_state)), train_state)
     _, leaves = checkpointing.load(tmp_path)
@@ -283,7 +287,7 @@ def test_a_train_state_can_be_asked_for_by_shapes_alone(tmp_path: pathlib.Path) 
 
 
 def test_a_train_state_under_64_bits_comes_back(tmp_path: pathlib.Path) -> None:
-    with jax.enable_x64(True):
+    with enable_x64(True):
         expected = {
             "a": jnp.array([1 / 3, 2.0**-1074]),
             "weak": jnp.asarray(1 / 3),
