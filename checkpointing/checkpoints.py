@@ -80,7 +80,7 @@ from loader import (
     ReadOptions,
     watch_progress,
 )
-from loader.amounts import bytes_text, count_text, seconds_text
+from loader.amounts import bytes_text, seconds_text, things_text
 from loader.grain_stream import GrainIterator, GrainStream
 from loader.sources import Verify as DataVerify
 
@@ -1064,15 +1064,15 @@ def _described(stream: Stream) -> str:
     if not isinstance(stream, Pipeline):
         return repr(stream)
     steps, config = stream.grid.num_steps, stream.config
-    epochs = f"{config.num_epochs} epochs" if config.num_epochs else "epochs without end"
-    in_all = "" if steps is None else f", {count_text(steps)} steps"
-    records = count_text(len(stream.source))
-    return f"{records} records in batches of {config.batch_size}, {epochs}{in_all}"
+    epochs = "no end" if config.num_epochs is None else things_text(config.num_epochs, "epoch")
+    in_all = "" if steps is None else f", {things_text(steps, 'step')}"
+    records = things_text(len(stream.source), "record")
+    return f"{records} in batches of {config.batch_size}, {epochs}{in_all}"
 
 
 def _size_of(manifest: Manifest) -> str:
     size = sum(entry["bytes"] for entry in manifest.files.values())
-    return f"{bytes_text(size)} in {len(manifest.files)} files"
+    return f"{bytes_text(size)} in {things_text(len(manifest.files), 'file')}"
 
 
 def _files_of(manifest: Manifest, verify: Verify) -> str:

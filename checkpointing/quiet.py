@@ -1,6 +1,6 @@
 """What the layers below say of their own work, kept from a terminal that is there for the program's.
 
-A program that has its own lines shown, by ``logging.basicConfig(level=logging.INFO)``, is shown some sixty
+A program that has its own lines shown, by ``logging.basicConfig(level=logging.INFO)``, is shown some fifty
 lines of Orbax's for each three saves. They go through absl's one logger, which programs use too, so that it
 cannot be set to a level: lines are told apart by the file that they are written in.
 """

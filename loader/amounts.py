@@ -13,6 +13,12 @@ def count_text(count: float) -> str:
     return _scaled(count, "", ("k", "M", "G", "T", "P"))
 
 
+def things_text(count: int, thing: str) -> str:
+    """A count of things as ``1 file`` or ``12.3M files``."""
+    ending = "" if count == 1 else "es" if thing.endswith("ch") else "s"
+    return f"{count_text(count)} {thing}{ending}"
+
+
 def seconds_text(seconds: float) -> str:
     """Seconds as ``4 ms``, ``1.3 s``, ``2 min 5 s`` or ``3 h 20 min``."""
     if seconds < 1:

@@ -14,7 +14,7 @@ from typing import Any, Final, Self, TypeAlias
 import jax
 import numpy as np
 
-from loader.amounts import bytes_text, count_text, seconds_text
+from loader.amounts import bytes_text, count_text, seconds_text, things_text
 
 _log: Final = logging.getLogger(__name__)
 _nbytes: Final = operator.attrgetter("nbytes")
@@ -118,14 +118,14 @@ class StreamStats:
         if self.records_per_s is not None:
             per_second.insert(0, f"{count_text(self.records_per_s)} records/s")
         parts = [
-            f"step {self.step}: {count_text(self.batches)} batches in {seconds_text(self.wall_s)}",
+            f"step {self.step}: {things_text(self.batches, 'batch')} in {seconds_text(self.wall_s)}",
             *per_second,
             f"waited {100 * self.wait_share:.1f}% for data",
         ]
         if self.ready is not None:
             parts.append(f"{self.ready} of {self.ready_limit} ready")
         if self.bad_records:
-            parts.append(f"{count_text(self.bad_records)} bad records")
+            parts.append(things_text(self.bad_records, "bad record"))
         return ", ".join(parts)
 
     def _per_second(self, count: int) -> float:

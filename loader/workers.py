@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
-from loader.amounts import bytes_text
+from loader.amounts import bytes_text, things_text
 from loader.batching import Batch, Position
 from loader.errors import RecordReadError, WorkerDiedError
 from loader.memory import BatchMemory, SharedNumber, new_memory
@@ -112,8 +112,8 @@ class Workers:
                 for _ in range(count):
                     self._workers.append(_Worker(parcel, shard))
                 _log.info(
-                    "%d workers started, with %s of arrays to share: processes %s",
-                    count,
+                    "%s started, with %s of arrays to share: processes %s",
+                    things_text(count, "worker"),
                     bytes_text(sum(parcel.sizes[1:])),
                     ", ".join(str(worker.process.pid) for worker in self._workers),
                 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from loader.amounts import bytes_text, count_text, seconds_text
+from loader.amounts import bytes_text, count_text, seconds_text, things_text
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,13 @@ def test_bytes(count: float, text: str) -> None:
 )
 def test_counts(count: float, text: str) -> None:
     assert count_text(count) == text
+
+
+def test_things_are_one_or_several() -> None:
+    assert things_text(1, "file") == "1 file"
+    assert things_text(0, "file") == "0 files"
+    assert things_text(2, "batch") == "2 batches"
+    assert things_text(12_345, "record") == "12.3k records"
 
 
 @pytest.mark.parametrize(

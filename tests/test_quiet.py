@@ -136,7 +136,7 @@ def test_a_run_tells_where_it_begins_what_it_saves_and_what_it_deletes(
     assert {record.levelno for record in caplog.records} == {logging.INFO}
     took = r"\d+(\.\d)? m?s"
     patterns = [
-        rf"a new run of 40 records in batches of 4, 1 epochs, 10 steps; data identified in {took}",
+        rf"a new run of 40 records in batches of 4, 1 epoch, 10 steps; data identified in {took}",
         rf"step 4 saved: [\d.]+ kB in \d+ files; the loop waited {took}, {took} in all",
         rf"step 8 saved: [\d.]+ kB in \d+ files; the loop waited {took}, {took} in all",
         rf"step 4 deleted in {took}, 1 stay",

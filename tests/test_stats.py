@@ -265,7 +265,7 @@ def test_json_holds_all_that_is_known() -> None:
         ),
         (
             StreamStats(300, 1, None, 0, 10, 2, 0.5, 0.5, 0, 4),
-            "step 300: 1 batches in 500 ms, 20 B/s, waited 100.0% for data, 0 of 4 ready, 2 bad records",
+            "step 300: 1 batch in 500 ms, 20 B/s, waited 100.0% for data, 0 of 4 ready, 2 bad records",
         ),
     ],
 )
