@@ -19,7 +19,7 @@ import checkpointing
 import loader
 
 TEXT: Final = sysconfig.get_path("stdlib")  # a file of text is a file of uint8 tokens as it is
-WINDOW, WIDTH, EVAL_EVERY = 64, 64, 100
+WINDOW, WIDTH, EVAL_EVERY = 64, 64, 50
 SHAPES: Final = {"bytes": (256, WIDTH), "places": (WINDOW, WIDTH), "attention": (WIDTH, 3 * WIDTH)}
 SHAPES.update({"hidden": (WIDTH, 256), "out": (256, WIDTH), "logits": (WIDTH, 256)})
 OPTIMIZER: Final = optax.adamw(3e-3)
