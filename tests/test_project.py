@@ -450,12 +450,12 @@ def test_lower_bounds_are_the_versions_that_the_lowest_lock_tests(python: str) -
 
 def test_a_planted_bound_that_nothing_tests_is_found() -> None:
     project = project_table()
-    wrong = [r.replace("jax>=0.6", "jax>=0.5.3") for r in project["dependencies"]]
+    wrong = [r.replace("jax>=0.8.2", "jax>=0.8.1") for r in project["dependencies"]]
     assert wrong != project["dependencies"]
     found = not_the_lowest(
         {**project, "dependencies": wrong}, LOWEST.read_text("utf-8"), PYTHONS[0]
     )
-    assert found == {"jax": ("0.5.3", "0.6.0")}
+    assert found == {"jax": ("0.8.1", "0.8.2")}
 
 
 def test_pythons_are_those_that_the_classifiers_name() -> None:

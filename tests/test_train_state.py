@@ -24,7 +24,7 @@ from checkpointing.train_state import (
     step_of,
     to_stored,
 )
-from tests.jax_versions import PRNG_IMPLEMENTATIONS, enable_x64, has_prng
+from tests.jax_versions import PRNG_IMPLEMENTATIONS, has_prng
 
 KEY_IMPLEMENTATIONS = [name for name in PRNG_IMPLEMENTATIONS if has_prng(name)]
 
@@ -287,7 +287,7 @@ def test_a_train_state_can_be_asked_for_by_shapes_alone(tmp_path: pathlib.Path) 
 
 
 def test_a_train_state_under_64_bits_comes_back(tmp_path: pathlib.Path) -> None:
-    with enable_x64(True):
+    with jax.enable_x64(True):
         expected = {
             "a": jnp.array([1 / 3, 2.0**-1074]),
             "weak": jnp.asarray(1 / 3),

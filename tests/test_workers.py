@@ -37,7 +37,6 @@ from loader import (
     WorkerDiedError,
 )
 from tests.held import PROC, Held, children, settled
-from tests.jax_versions import enable_x64
 
 Batch = dict[str, Any]
 Rows = npt.NDArray[np.int64]
@@ -319,7 +318,7 @@ def by_jax(batch: Batch) -> Batch:
 
 
 def test_transforms_find_jax_as_the_program_has_set_it() -> None:
-    with enable_x64(True):
+    with jax.enable_x64(True):
         pipeline = a_pipeline(by_jax)
         batches = pipeline.iterate(workers=1)
         batch = next(batches)
