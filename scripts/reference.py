@@ -37,8 +37,8 @@ WRITTEN: Final = (
     (r"numpy\.ndarray\[tuple\[Any, \.\.\.\], numpy\.dtype\[([^][]*)\]\]", r"NDArray[\1]"),
     (r"grain\._src\.python\.dataset\.dataset\.", "grain."),
     (r"grain\._src\.python\.options\.", "grain."),
-    (r"jaxlib\._jax\.Sharding\b", "jax.sharding.Sharding"),
-    (r"jaxlib\._jax\.", "jax."),
+    (r"jaxlib\.\w+\.Sharding\b", "jax.sharding.Sharding"),
+    (r"jaxlib\.\w+\.", "jax."),
     (r"\bnumpy\.", "np."),
     (r"\bbuiltins\.|~", ""),
 )
