@@ -1,7 +1,7 @@
 """Checkpoints of a training run: save train state and stream together, resume only what matches.
 
-Orbax writes the arrays of a step, where it looks for them; one rename, once all else is written too,
-makes train state, iterator and manifest visible together. Several JAX processes write one step: each
+Orbax writes the arrays of a step, where it looks for them; one rename (in an object store, one put), once
+all else is written too, makes train state, iterator and manifest visible together. Several JAX processes write one step: each
 its arrays, and the first one all that there is once (see `group`).
 """
 
@@ -13,13 +13,12 @@ import hashlib
 import json
 import logging
 import os
-import pathlib
 import signal
 import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -29,16 +28,7 @@ import orbax.checkpoint as ocp
 from etils import epath  # type: ignore[import-untyped]  # the paths of Orbax, which brings it
 from jax.experimental import multihost_utils
 
-from checkpointing.directory import (
-    ITERATOR_ITEM,
-    MANIFEST_ITEM,
-    TRAIN_STATE_ITEM,
-    RunDirectory,
-    StepDamagedError,
-    Verify,
-    seal_part,
-    seal_step,
-)
+from checkpointing.directory import RunDirectory, StepDamagedError, Verify
 from checkpointing.errors import CheckpointDamagedError
 from checkpointing.group import ElsewhereError, Processes
 from checkpointing.manifest import (
@@ -57,6 +47,7 @@ from checkpointing.matching import match
 from checkpointing.quiet import quiet_the_layers_below
 from checkpointing.signals import StopRequest, stop_requests
 from checkpointing.step_log import OnBatch, step_log_of_environment
+from checkpointing.storage import ITERATOR_ITEM, MANIFEST_ITEM, TRAIN_STATE_ITEM
 from checkpointing.train_state import (
     Leaf,
     copies_in,
@@ -118,7 +109,8 @@ class Checkpoints:
     """The checkpoints of one run, in a directory of their own. A context manager.
 
     Args:
-      directory: made if it does not exist; one writer at a time.
+      directory: made if it does not exist; one writer at a time. Or ``gs://bucket/...``, with the extra
+        ``gcs``; there, the newest writer is the one.
       pipeline: the stream that the run trains on: a `Pipeline`, a `Mixture` of some, or a
         `GrainStream`, which is for one JAX process.
       save_every: `save` does something at multiples of this many steps.
@@ -127,13 +119,15 @@ class Checkpoints:
         resume, as JSON can hold them.
       process_timeout_s: under `jax.distributed`, seconds that a process waits for the others, which
         must all call the same methods in the same order. Longer than the slowest one takes to write
-        its part of a checkpoint.
+        its part of a checkpoint. In ``gs://`` one process alone, too, waits no longer than this for
+        arrays to be written or read.
 
     Under `jax.distributed`, ``directory`` must be on storage that all processes share. The number of
     processes may be another one at each resume.
 
     Raises:
-      TypeError, ValueError: a bad argument, such as an address (``gs://...``) as the directory.
+      TypeError, ValueError: a bad argument, such as an address of another kind as the directory.
+      ModuleNotFoundError: the directory is in ``gs://``, and the extra ``gcs`` is not installed.
       OSError: the directory cannot be made or written, or another writer has it open.
       RuntimeError: another process could not open it.
     """
@@ -168,7 +162,7 @@ class Checkpoints:
                 "a GrainStream is for one JAX process: Grain's state is that of one process's share, and "
                 "no process could say where the others are. Use a Pipeline, or run one process"
             )
-        self._directory = _opened(directory, self._processes)
+        self._directory = _opened(directory, self._processes, process_timeout_s)
         self._writer = _Writer(self._directory, self._keep, self._processes, self._shown)
         self._resumed: _Resumed | None = None
         self._damaged: dict[int, str] = {}
@@ -550,10 +544,14 @@ class Checkpoints:
             path, leaves = self._directory.step_path(found.step), found.identity.train_state
             several = self._processes.are_several
             templates = stored_templates(train_state, several_processes=several)
-            stored = _read_train_state(path, leaves, templates)
+            stored = _within(
+                self._directory.timeout_s,
+                "read the train state",
+                lambda: _read_train_state(path, leaves, templates),
+            )
             restored: TrainState = from_stored(stored, train_state, leaves)
         except Exception as error:
-            if verify == "manifest":
+            if verify == "manifest" and not isinstance(error, TimeoutError):
                 raise StepDamagedError(f"its train state cannot be read: {error}") from error
             # Each byte is as it was written: the fault is not the step's, and an older one would
             # meet it too.
@@ -615,10 +613,10 @@ class Checkpoints:
 
     def _make_way(self, step: int) -> None:
         """Sets a damaged directory aside that stands where a step is to be saved."""
-        path = self._directory.step_path(step)
-        if os.path.lexists(path):
+        if self._directory.holds(step):
             aside = self._directory.set_aside(step)
-            _log.warning("%s stood in the way of a save; it is now %s", path, aside.name)
+            path = self._directory.step_path(step)
+            _log.warning("%s stood in the way of a save; it is now %s", path, aside)
 
 
 def load(
@@ -652,7 +650,7 @@ def load(
     for number in reversed(steps):
         try:
             manifest = where.check(number, verify)
-            return manifest, _load(where.step_path(number), manifest.identity.train_state)
+            return manifest, _load(where, number, manifest.identity.train_state)
         except StepDamagedError as damage:
             reasons[number] = str(damage)
     if not steps:
@@ -727,8 +725,7 @@ class _Writer:
         self._idle.clear()
         try:
             if self._processes.is_first:
-                self._directory.check_is_there()
-                self._directory.make_step(step)
+                self._directory.begin_step(step)
             self._start(save, stored)
         except BaseException as error:
             if not save.copied.is_open:
@@ -827,19 +824,28 @@ class _Writer:
         )
 
     def _write(self, save: "_Save") -> None:
-        failed = [error for error in map(_error_of, save.writing) if error is not None]
+        try:
+            errors = _within(
+                self._directory.timeout_s,
+                "write the train state",
+                lambda: [_error_of(writing) for writing in save.writing],
+            )
+        except TimeoutError:
+            for writing in save.writing:
+                writing.cancel()  # else its threads would keep the interpreter from its exit
+            raise
+        failed = [error for error in errors if error is not None]
         if failed:  # only now, when nobody writes any more where the step is to be removed
             raise failed[0]
         if self._processes.are_several:
-            seal_part(self._directory.unfinished_path(save.manifest.step), self._processes.index)
+            self._directory.seal_part(save.manifest.step, self._processes.index)
 
     def _commit_once(self, save: "_Save") -> None:
         if self._processes.is_first:
-            step = save.manifest.step
-            self._handler.finalize(save.arrays.path)
-            path = self._directory.unfinished_path(step)
-            save.manifest = seal_step(path, save.manifest, save.about())
-            self._directory.commit_step(step)
+            finalize = functools.partial(self._handler.finalize, save.arrays.path)
+            _within(self._directory.timeout_s, "finish the train state", finalize)
+            step, about = save.manifest.step, save.about()
+            save.manifest = self._directory.commit_step(step, save.manifest, about)
 
     def _clean(self, step: int) -> None:
         if self._processes.is_first:
@@ -1003,13 +1009,15 @@ def _processes(timeout_s: float) -> Processes:
     return Processes(jax.process_index(), jax.process_count(), client, timeout_s)
 
 
-def _opened(path: str | os.PathLike[str], processes: Processes) -> RunDirectory:
+def _opened(path: str | os.PathLike[str], processes: Processes, timeout_s: float) -> RunDirectory:
     """The run's directory, which the first process opens for writing, and all others find."""
     if not processes.are_several:
-        return RunDirectory(path)
+        return RunDirectory(path, timeout_s=timeout_s)
     number = processes.number()
     opened = processes.together(
-        number, "open the directory", lambda: RunDirectory(path, write=processes.is_first)
+        number,
+        "open the directory",
+        lambda: RunDirectory(path, write=processes.is_first, timeout_s=timeout_s),
     )
     try:
         processes.together(
@@ -1022,10 +1030,10 @@ def _opened(path: str | os.PathLike[str], processes: Processes) -> RunDirectory:
 
 
 def _read_train_state(
-    step_path: pathlib.Path, leaves: tuple[Leaf, ...], templates: Mapping[str, Any]
+    step_path: str | os.PathLike[str], leaves: tuple[Leaf, ...], templates: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The stored arrays of a step by the path of their leaf: JAX's where a template has a sharding."""
-    path = step_path / TRAIN_STATE_ITEM
+    path = epath.Path(step_path) / TRAIN_STATE_ITEM
 
     def how(keys: tuple[Any, ...], _: Any) -> ocp.RestoreArgs:
         sharding = getattr(templates.get(pointer(keys)), "sharding", None)
@@ -1036,19 +1044,24 @@ def _read_train_state(
     # Not by Orbax's checkpointer, at whose end each process waits for all others, for ever.
     handler = ocp.PyTreeCheckpointHandler()
     try:
-        saved = jax.tree_util.tree_map_with_path(how, handler.metadata(epath.Path(path)).tree)
+        saved = jax.tree_util.tree_map_with_path(how, handler.metadata(path).tree)
         what = ocp.args.PyTreeRestore(restore_args=saved)
-        tree = handler.restore(epath.Path(path), args=what)
+        tree = handler.restore(path, args=what)
     finally:
         handler.close()
     arrays = {pointer(keys): array for keys, array in jax.tree_util.tree_flatten_with_path(tree)[0]}
     return {leaf.path: arrays[stored_at(leaf.path)] for leaf in leaves}
 
 
-def _load(step_path: pathlib.Path, leaves: tuple[Leaf, ...]) -> dict[str, Any]:
+def _load(directory: RunDirectory, step: int, leaves: tuple[Leaf, ...]) -> dict[str, Any]:
     """As NumPy arrays: the devices that the run had may not be here."""
+    path = directory.step_path(step)
     try:
-        stored = _read_train_state(step_path, leaves, {})
+        stored = _within(
+            directory.timeout_s, "read the train state", lambda: _read_train_state(path, leaves, {})
+        )
+    except TimeoutError:
+        raise
     except Exception as error:
         raise StepDamagedError(f"its train state cannot be read: {error}") from error
     return {
@@ -1106,6 +1119,34 @@ def _file_bytes(stored: Any) -> int:
     """
     largest: int = max(leaf.nbytes for leaf in jax.tree.leaves(stored))
     return min(max(_FILE_BYTES, largest), _MAX_FILE_BYTES)
+
+
+def _within(timeout_s: float | None, what: str, work: Callable[[], _Result]) -> _Result:
+    """Does something that may wait for a store which does not answer, and that cannot be told how long.
+
+    Raises:
+      TimeoutError: it has not come to an end; where it waits is a thread that keeps nobody from exiting.
+    """
+    if timeout_s is None:
+        return work()
+    done: Future[_Result] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001 (it is raised where it is waited for)
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="regrain-store", daemon=True).start()
+    try:
+        return done.result(timeout_s)
+    except TimeoutError:
+        if done.done():
+            raise
+        raise TimeoutError(
+            f"to {what} has taken more than {timeout_s:g} s: the store does not answer, or is slower than "
+            "process_timeout_s allows for"
+        ) from None
 
 
 def _error_of(future: ocp.Future) -> Exception | None:

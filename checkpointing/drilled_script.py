@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Final, Self
 
-from checkpointing.directory import TMP_SUFFIX, RunDirectory, StepDamagedError
+from checkpointing.directory import RunDirectory, StepDamagedError
 from checkpointing.drill_report import DrillError
 from checkpointing.program import Program
 from checkpointing.programs import Programs
@@ -19,6 +19,7 @@ from checkpointing.step_log import (
     parse_line,
     read_process_logs,
 )
+from checkpointing.storage import TMP_SUFFIX
 
 RUN_DIR: Final = "{run_dir}"
 COORDINATOR, PROCESS_INDEX, PROCESS_COUNT = "{coordinator}", "{process_index}", "{process_count}"

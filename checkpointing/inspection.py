@@ -11,19 +11,12 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, Literal
 
 import loader
-from checkpointing.directory import (
-    LeftOver,
-    RunDirectory,
-    StepDamagedError,
-    StepFiles,
-    Verify,
-    Writer,
-    processes_in,
-)
+from checkpointing.directory import RunDirectory, StepDamagedError, Verify, processes_in
 from checkpointing.errors import CheckpointMismatchError
 from checkpointing.history import segments_of
 from checkpointing.manifest import ALLOWABLE, Identity, Manifest, Stream, StreamIdentity
 from checkpointing.matching import match
+from checkpointing.storage import LeftOver, StepFiles, Writer
 from loader import Difference, GrainStream, Mixture, Pipeline, PipelineConfig, Position
 from loader.progress import Work
 

@@ -927,7 +927,7 @@ class PlannedError(Exception):
 @pytest.fixture
 def fail_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Makes the next save fail in the background, right before it would be committed."""
-    real = checkpointing.directory.seal_step
+    real = checkpointing.local_storage.seal_step
     failing: list[bool] = []
 
     def seal_step(path: pathlib.Path, manifest: Manifest, about: dict[str, Any]) -> Manifest:
@@ -936,7 +936,7 @@ def fail_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
             raise PlannedError("the disk is gone")
         return real(path, manifest, about)
 
-    monkeypatch.setattr(checkpointing.checkpoints, "seal_step", seal_step)
+    monkeypatch.setattr(checkpointing.local_storage, "seal_step", seal_step)
     return lambda: failing.append(True)
 
 
@@ -1422,7 +1422,7 @@ def test_a_process_that_ends_without_close_loses_no_save_and_keeps_its_exit_code
 FAIL = """
     def fail(*_): raise OSError(28, "No space left on device")
     checkpoints.wait()
-    checkpointing.checkpoints.seal_step = fail
+    checkpointing.local_storage.seal_step = fail
     next(run.batches)
     checkpoints.save(run.batches, state)
 """
@@ -1736,7 +1736,7 @@ def test_a_manifest_that_no_run_can_have_written_is_damage(case: str, copied: pa
         place = json.dumps(manifest["position"]).encode()
         (copied / "3/iterator/metadata").write_bytes(place)
         described = manifest["files"]["iterator/metadata"]
-        described.update(checkpointing.directory._describe(copied / "3/iterator/metadata"))
+        described.update(checkpointing.local_storage._describe(copied / "3/iterator/metadata"))
 
     rewrite(copied, 3, change)
     pipeline = a_pipeline(final_batch="drop") if "batch" in case else a_pipeline()
@@ -1863,14 +1863,14 @@ def test_ctrl_c_while_waiting_lets_nobody_in_before_the_save_is_done(
     run_directory: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
-    real = checkpointing.directory.seal_step
+    real = checkpointing.local_storage.seal_step
 
     def seal_step(*args: Any) -> Manifest:
         begun.set()
         assert go_on.wait(60)
         return real(*args)
 
-    monkeypatch.setattr(checkpointing.checkpoints, "seal_step", seal_step)
+    monkeypatch.setattr(checkpointing.local_storage, "seal_step", seal_step)
     checkpoints = Checkpoints(run_directory, a_pipeline(), 1, 9)
     train(checkpoints, checkpoints.resume(a_state()), 1)
     assert begun.wait(60)

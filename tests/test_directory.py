@@ -18,9 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpointing import directory as directories
+from checkpointing import local_storage as storage
 from checkpointing import manifest as manifests
-from checkpointing.directory import RunDirectory, StepDamagedError, seal_step
+from checkpointing.directory import RunDirectory, StepDamagedError
+from checkpointing.local_storage import seal_step
 from checkpointing.manifest import MAX_MANIFEST_BYTES, Identity, Manifest, package_versions
 from checkpointing.train_state import describe
 from loader import ArraySource, Pipeline, PipelineConfig, Position
@@ -44,20 +45,28 @@ def write_step(run: pathlib.Path, step: int, iterator: bytes | None = None) -> p
     if iterator is not None:
         (path / "iterator/metadata").write_bytes(iterator)
         files = json.loads((path / "manifest/metadata").read_bytes())["files"]
-        described = directories._describe(path / "iterator/metadata")
+        described = storage._describe(path / "iterator/metadata")
         rewrite(path, files={**files, "iterator/metadata": described})
     return path
 
 
 def seal(path: pathlib.Path, step: int) -> None:
     """A step as it is before its commit."""
+    write_arrays(path)
+    seal_step(path, a_manifest(step), ABOUT)
+
+
+def write_arrays(path: pathlib.Path) -> None:
+    """What is there of a step when its arrays are written."""
     for name, data in FILES.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_bytes(data)
     for item in ("iterator", "manifest"):
         (path / item).mkdir()
-    manifest = Manifest(step, PIPELINE.position(step), IDENTITY, (), (), package_versions())
-    seal_step(path, manifest, ABOUT)
+
+
+def a_manifest(step: int) -> Manifest:
+    return Manifest(step, PIPELINE.position(step), IDENTITY, (), (), package_versions())
 
 
 def rewrite(step_path: pathlib.Path, **changes: Any) -> None:
@@ -193,13 +202,13 @@ def test_each_damage_is_found_and_named(damage: str, run: pathlib.Path) -> None:
 def descriptions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files that are digested from now on, as they come."""
     read: list[str] = []
-    describe = directories._describe
+    describe = storage._describe
 
     def told(path: pathlib.Path) -> dict[str, Any]:
         read.append(str(path))
         return describe(path)
 
-    monkeypatch.setattr(directories, "_describe", told)
+    monkeypatch.setattr(storage, "_describe", told)
     return read
 
 
@@ -253,16 +262,15 @@ def test_what_each_process_has_digested_of_its_own_is_not_read_once_more(
     for item in ("iterator", "manifest"):
         (step / item).mkdir()
     synced: list[str] = []
-    monkeypatch.setattr(directories, "sync", lambda path: synced.append(path.name))
+    monkeypatch.setattr(storage, "sync", lambda path: synced.append(path.name))
     for process in range(4):  # the last one has written nothing
-        directories.seal_part(step, process)
+        storage.seal_part(step, process)
     assert {"0", "1", "2"} <= set(synced)
     # This one is written once more afterwards.
     (step / "train_state/ocdbt.process_1/d/1").write_bytes(b"longer" * 100)
     read = descriptions(monkeypatch)
     synced.clear()
-    manifest = Manifest(4, PIPELINE.position(4), IDENTITY, (), (), package_versions())
-    seal_step(step, manifest, ABOUT)
+    seal_step(step, a_manifest(4), ABOUT)
     assert [name for name in read if "ocdbt.process" in name] == [
         str(step / "train_state/ocdbt.process_1/d/1")
     ]
@@ -370,12 +378,19 @@ def test_a_file_in_the_place_of_the_directory_is_an_error_that_says_so(
 
 
 @pytest.mark.parametrize("write", [True, False])
-@pytest.mark.parametrize("address", ["gs://bucket/run", "s3://bucket/run"])
-def test_an_address_is_no_directory(
-    address: str, write: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("s3://bucket/run", "s3://bucket/run is an address of a kind that is not supported"),
+        ("hdfs://host/run", "hdfs://host/run is an address of a kind that is not supported"),
+        (pathlib.Path("gs://bucket/run"), 'give it as a string, "gs://...'),
+    ],
+)
+def test_an_address_that_is_not_supported_is_no_directory(
+    address: Any, message: str, write: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=f"{address} is an address"):
+    with pytest.raises(ValueError, match=message):
         RunDirectory(address, write=write)
     assert not list(tmp_path.iterdir())
 
@@ -544,11 +559,11 @@ def test_setting_aside_renames_and_never_overwrites(run: pathlib.Path) -> None:
     for number in (1, 2, 3):
         (run / "5").mkdir()
         (run / "5/mark").write_text(str(number))
-        assert writer.set_aside(5).name == f"5.set-aside-{number}"
+        assert writer.set_aside(5) == f"5.set-aside-{number}"
     (run / "5").write_text("a file")
-    assert writer.set_aside(5).read_text() == "a file"
+    assert (run / writer.set_aside(5)).read_text() == "a file"
     (run / "5").symlink_to("nowhere")
-    assert writer.set_aside(5).is_symlink()
+    assert (run / writer.set_aside(5)).is_symlink()
     writer.close()
     assert [(run / f"5.set-aside-{number}/mark").read_text() for number in (1, 2, 3)] == [
         "1",
@@ -562,7 +577,7 @@ def test_sealing_syncs_every_file_and_every_folder(
     run: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[pathlib.Path] = []
-    monkeypatch.setattr(directories, "sync", synced.append)
+    monkeypatch.setattr(storage, "sync", synced.append)
     step = write_step(run, 4)
     assert sorted(synced) == sorted([step, *step.rglob("*")])
     assert {"_CHECKPOINT_METADATA", "commit_success.txt"} < {path.name for path in synced}
@@ -575,7 +590,7 @@ def test_a_file_that_cannot_be_synced_is_an_error_of_sealing(
         if path.name == "_METADATA":
             raise OSError(5, "planned")
 
-    monkeypatch.setattr(directories, "sync", sync)
+    monkeypatch.setattr(storage, "sync", sync)
     with pytest.raises(OSError, match="planned"):
         write_step(run, 4)
 
@@ -584,31 +599,34 @@ def test_a_step_gets_its_name_when_it_is_committed_and_the_name_is_synced(
     run: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = RunDirectory(run)
-    writer.make_step(4)
+    writer.begin_step(4)
     assert names(run / "4.orbax-checkpoint-tmp") == ["iterator", "manifest", "train_state"]
     (run / "4.orbax-checkpoint-tmp/train_state/stray").write_bytes(b"left by a save that failed")
-    writer.make_step(4)
-    shutil.rmtree(writer.unfinished_path(4))
-    seal(writer.unfinished_path(4), 4)
+    writer.begin_step(4)
+    unfinished = pathlib.Path(writer.unfinished_path(4))
+    shutil.rmtree(unfinished)
+    write_arrays(unfinished)
     assert writer.steps() == []
     synced: list[tuple[pathlib.Path, list[int]]] = []
-    monkeypatch.setattr(directories, "sync", lambda path: synced.append((path, writer.steps())))
-    writer.commit_step(4)
+    monkeypatch.setattr(storage, "sync", lambda path: synced.append((path, writer.steps())))
+    writer.commit_step(4, a_manifest(4), ABOUT)
     writer.close()
-    assert synced == [(run, [4])]
+    assert synced[-1] == (run, [4])
+    assert all(steps == [] for _, steps in synced[:-1])
+    assert (unfinished, []) in synced
     assert opened(run).check(4).step == 4
 
 
 def test_what_stands_where_a_step_is_to_be_committed_is_not_destroyed(run: pathlib.Path) -> None:
     writer = RunDirectory(run)
     for step in (4, 5, 6):
-        seal(writer.unfinished_path(step), step)
+        write_arrays(pathlib.Path(writer.unfinished_path(step)))
     (run / "4/theirs").mkdir(parents=True)
     (run / "5").write_text("theirs")
     (run / "6").symlink_to("theirs")
     for step in (4, 5, 6):
         with pytest.raises(OSError, match="irectory"):
-            writer.commit_step(step)
+            writer.commit_step(step, a_manifest(step), ABOUT)
     writer.close()
     assert (run / "4/theirs").is_dir()
     assert (run / "5").read_text() == "theirs"
@@ -619,8 +637,8 @@ def test_what_stands_where_a_step_is_to_be_committed_is_not_destroyed(run: pathl
 def test_files_are_digested_and_checked_the_same_on_any_number_of_cores(
     cores: int, run: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directories, "_WORTH_A_CORE_BYTES", 1)
-    monkeypatch.setattr(directories, "usable_cores", lambda: cores)
+    monkeypatch.setattr(storage, "_WORTH_A_CORE_BYTES", 1)
+    monkeypatch.setattr(storage, "usable_cores", lambda: cores)
     values = {f"train_state/d/{i}": bytes([i]) * (20 - i) * 1000 for i in range(20)}
     monkeypatch.setitem(globals(), "FILES", {**FILES, **values})
     step = write_step(run, 4)

@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 import checkpointing
-from checkpointing import directory
 from checkpointing.directory import RunDirectory
+from checkpointing.storage import TMP_SUFFIX
 from loader import ArraySource, GrainStream, Mixture, Pipeline, PipelineConfig
 from regrain.commands import app
 from regrain.jobs import inspect as job
@@ -118,13 +118,13 @@ def test_leaves_are_listed_if_they_are_asked_for(run: str) -> None:
 
 def test_a_damaged_step_is_a_row_and_exit_code_1(run: str) -> None:
     (pathlib.Path(run) / "4/manifest/metadata").write_bytes(b"{}")
-    (pathlib.Path(run) / f"6{directory.TMP_SUFFIX}").mkdir()
+    (pathlib.Path(run) / f"6{TMP_SUFFIX}").mkdir()
     words = " ".join(call(run, code=1)[0].split())
     assert "1 intact, 1 damaged" in words
     assert "- damaged" in words
     assert "step 4 is damaged: the manifest has format None" in words
     assert "newest intact: step 2" in words
-    assert f"left over: 6{directory.TMP_SUFFIX}, 0 B: of a save that is under way" in words
+    assert f"left over: 6{TMP_SUFFIX}, 0 B: of a save that is under way" in words
     answer = as_json(run, code=1)
     assert [one["health"] for one in answer["steps"]] == ["intact", "damaged"]
     assert (answer["intact"], answer["newest_intact"]) == (False, 2)
@@ -255,7 +255,7 @@ def test_what_stands_in_files_is_shown_and_does_nothing_else(run: str) -> None:
     assert "[bold red]" in printed
     assert "which this version does not understand" in printed
     assert max(map(len, printed.splitlines())) < 2000
-    (pathlib.Path(run) / f"{nasty.strip()[:12]}\x1b{directory.TMP_SUFFIX}").mkdir()
+    (pathlib.Path(run) / f"{nasty.strip()[:12]}\x1b{TMP_SUFFIX}").mkdir()
     assert "\x1b" not in call(run)[0]
 
 

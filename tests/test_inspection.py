@@ -15,8 +15,9 @@ import pytest
 
 import checkpointing
 import loader
-from checkpointing import CheckpointMismatchError, directory, inspect_run
-from checkpointing.directory import RunDirectory, Writer, processes_in
+from checkpointing import CheckpointMismatchError, inspect_run, local_storage
+from checkpointing.directory import RunDirectory, processes_in
+from checkpointing.storage import TMP_SUFFIX, Writer
 from loader import ArraySource, Mixture, Pipeline, PipelineConfig
 
 N: Final = 23
@@ -173,8 +174,8 @@ def test_a_flipped_bit_is_found_where_all_files_are_digested(run: pathlib.Path) 
 
 
 def test_what_does_not_count_as_a_step_is_told_apart(run: pathlib.Path) -> None:
-    (run / f"6{directory.TMP_SUFFIX}").mkdir()
-    (run / f"6{directory.TMP_SUFFIX}" / "half").write_bytes(b"12345")
+    (run / f"6{TMP_SUFFIX}").mkdir()
+    (run / f"6{TMP_SUFFIX}" / "half").write_bytes(b"12345")
     (run / ".trash" / "1").mkdir(parents=True)
     (run / "4").rename(run / "4.set-aside-1")
     (run / "notes.txt").write_text("mine")
@@ -183,7 +184,7 @@ def test_what_does_not_count_as_a_step_is_told_apart(run: pathlib.Path) -> None:
     assert [one.step for one in report.steps] == [2, 5]
     found = {one.name: (one.kind, one.bytes) for one in report.left_overs}
     assert found.pop("4.set-aside-1")[0] == "set aside"
-    assert found == {".trash": ("deleted", 0), f"6{directory.TMP_SUFFIX}": ("unfinished", 5)}
+    assert found == {".trash": ("deleted", 0), f"6{TMP_SUFFIX}": ("unfinished", 5)}
     assert report.intact
 
 
@@ -223,7 +224,7 @@ def test_its_writer_is_seen_and_not_disturbed(run: pathlib.Path) -> None:
 def test_without_a_list_of_locks_a_writer_is_told_by_its_life(
     run: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directory, "_SYSTEM_LOCKS", run / "nowhere")
+    monkeypatch.setattr(local_storage, "_SYSTEM_LOCKS", run / "nowhere")
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     for holder, found in (

@@ -19,6 +19,8 @@ import pytest
 from sybil import Document, Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser
 
+from tests.object_store import running_store
+
 ROOT = pathlib.Path(__file__).parent.parent
 #: Modules of what the environment does not have, as far as pages use them.
 STAND_INS = pathlib.Path(__file__).parent / "stand_ins"
@@ -86,7 +88,9 @@ def test_every_block_runs_and_prints_what_the_page_says(
     # A reader's JAX is as lenient as JAX comes; the strictness of the other tests is not for them.
     for name in ("JAX_NUMPY_DTYPE_PROMOTION", "JAX_NUMPY_RANK_PROMOTION"):
         monkeypatch.delenv(name)
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+    # Where a page has a store, it is one of this machine.
+    store = running_store() if page.stem == "scaling" else contextlib.nullcontext()
+    with store, jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         for example in document.examples():
             example.evaluate()
     # What a callback raises ends nothing, and is in the log alone.

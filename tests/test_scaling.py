@@ -1,14 +1,19 @@
-"""docs/scaling.md: what crosses the network, counted on one, two and four real processes."""
+"""docs/scaling.md: what crosses the network, counted on one, two and four real processes, and on a store."""
 
+import functools
 import json
+import math
 import pathlib
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 
+import checkpointing
 from tests.jax_processes import ROOT, run_processes
-from tests.test_joint_checkpoints import TRAINING
+from tests.object_store import running_store
+from tests.test_joint_checkpoints import TRAINING, a_pipeline
 
 #: Counts what each process asks of JAX's coordination service, between the calls of the user.
 COUNTING = """
@@ -97,3 +102,70 @@ def test_calls_and_bytes_are_those_of_the_page(count: int, tmp_path: pathlib.Pat
             calls = 0 if count == 1 else each + (first if index == 0 else 0)
             assert found["calls"] == calls, (name, found)
             assert found["bytes"] <= size * (count > 1), (name, found)
+
+
+def documented_requests() -> dict[str, tuple[Any, int]]:
+    """The table of requests to a store in the page, by when: of this project, of n and k; and of Orbax."""
+    text = (ROOT / "docs/scaling.md").read_text("utf-8")
+    table = text.partition("| in a store, when")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| (\w[^|]*?) +\| ([\d +nk]+?) +\| +(\d+) \|", table, re.MULTILINE)
+
+    def value(terms: str, sizes: dict[str, int]) -> int:
+        products = [term.split() for term in terms.split(" + ")]
+        return sum(math.prod(sizes.get(one) or int(one) for one in product) for product in products)
+
+    return {name: (functools.partial(value, terms), int(orbax)) for name, terms, orbax in rows}
+
+
+def test_requests_to_a_store_and_bytes_are_those_of_the_page() -> None:
+    page = documented_requests()
+    assert len(page) == 7
+    big = np.random.default_rng(1).integers(0, 2**63, 1 << 17)  # a MiB that cannot be compressed
+    keep = 2
+    with running_store() as store:
+        requests = store.requests
+
+        counts: dict[
+            int, int
+        ] = {}  # of the objects of each step's train state, whose number differs
+
+        def check(when: str, n: int = 0, m: int = 0, sent: int = 0, received: int = 0) -> None:
+            ours, orbax = page[when]
+            told = store.told()
+            expected = ours(sizes={"n": n, "k": keep}) + m
+            assert told["client"] == expected, (when, store.taken())
+            assert told["tensorstore"] + told["gcsfs"] <= orbax, (when, store.taken())
+            for way, size in (("sent", sent), ("received", received)):
+                assert size <= told[way] <= 1.1 * size + (1 << 16), (when, way, told)
+            requests.clear()
+
+        for run in ("new", "again"):
+            checkpoints = checkpointing.Checkpoints("gs://a-bucket/counted", a_pipeline(), 1, keep)
+            check("open")
+            state: Any = {"big": big, "small": np.zeros(3)}
+            at = checkpoints.resume(state)
+            n = 0
+            if run == "new":
+                check("resume, new run")
+            else:
+                n = len(checkpointing.load("gs://a-bucket/counted")[0].files) - 1
+                requests.clear()
+                at = checkpoints.resume(state)
+                check("resume, from a checkpoint", n, received=2 * big.nbytes)
+                at = checkpoints.resume(state, verify="manifest")
+                check('resume, verify="manifest"', n, received=big.nbytes)
+            for _ in range(keep + 1):
+                next(at.batches)
+                check("step")
+                checkpoints.save(at.batches, state)
+                checkpoints.wait()
+                step = at.batches.position.step
+                found = json.loads(store.read(f"counted/{step}/manifest/metadata"))
+                n = counts[step] = len(found["files"]) - 1
+                if step <= keep:  # nothing is deleted yet
+                    requests.clear()
+                    continue
+                more = counts[step - keep] - n  # in the step that is deleted
+                check("save", n, more, sent=big.nbytes, received=big.nbytes)
+            checkpoints.close()
+            check("close")

@@ -245,6 +245,12 @@ def show_beside(report: RunReport) -> None:
         console.print("no process of this machine is seen to have it open for writing")
     elif writer.holds_lock:
         console.print(f"[bold]open for writing[/] in process {writer.process}")
+    elif writer.host:
+        console.print(
+            f"process {writer.process} of {safe(writer.host)} has opened it for writing and not closed it; "
+            "whether it is alive cannot be seen",
+            soft_wrap=True,
+        )
     else:
         console.print(
             f"process {writer.process}, the last to open it for writing, is alive; whether it still has "

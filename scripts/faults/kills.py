@@ -19,8 +19,8 @@ from typing import Any, Final, Literal, get_args
 
 import checkpointing
 from checkpointing import CheckpointDamagedError, Delivery, Manifest
-from checkpointing.directory import TMP_SUFFIX
 from checkpointing.program import Program
+from checkpointing.storage import TMP_SUFFIX
 from scripts.faults import run
 
 Phase = Literal["start-up", "training", "writing", "committing", "deleting"]
