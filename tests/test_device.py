@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from loader import ArraySource, Pipeline, PipelineConfig, Position, ReadOptions, RecordReadError
 from loader.device import to_device
@@ -161,7 +161,7 @@ def test_close_lets_go_of_what_was_read_ahead() -> None:
 
 
 def test_sharding_is_kept() -> None:
-    mesh = jax.make_mesh((1,), ("data",))
+    mesh = Mesh([cpu()], ("data",))
     sharding = NamedSharding(mesh, PartitionSpec("data"))
     batch = next(pipeline_of().iterate(device=sharding))
     assert batch["x"].sharding == batch["mask"].sharding == sharding
