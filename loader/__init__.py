@@ -18,7 +18,8 @@ turn, and `GrainStream` a chain of Grain's own data sets.
   `watch_progress` tells an `OnProgress` of the `Progress` of long work, such as fingerprints and audits.
 - Looking into a stream: `audit`, `audit_batches` and `audit_mixture`; `provenance` and
   `mixture_provenance`; `check_transform`.
-- What may be raised while batches are read: `RecordReadError`, `WorkerDiedError`, `GrainStateError`.
+- What may be raised while batches are read: `RecordReadError`, also where a source raises
+  `DataChangedError`; `WorkerDiedError`; `GrainStateError`.
 """
 
 from loader.audit import (
@@ -34,7 +35,7 @@ from loader.batching import Position, Segment, masked_mean
 from loader.config import PipelineConfig
 from loader.determinism import Change, TransformReport, check_transform
 from loader.device import Device
-from loader.errors import RecordReadError, WorkerDiedError
+from loader.errors import DataChangedError, RecordReadError, WorkerDiedError
 from loader.fingerprint import Difference, Fingerprint, dataset_digest, fingerprint
 from loader.grain_stream import GrainIterator, GrainStateError, GrainStream
 from loader.keys import record_keys, rng, uniforms
@@ -79,6 +80,7 @@ __all__ = [
     "AuditReport",
     "BatchIterator",
     "Change",
+    "DataChangedError",
     "Device",
     "Difference",
     "Field",

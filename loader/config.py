@@ -43,7 +43,7 @@ class PipelineConfig:
       shuffle: ``"feistel"``, ``"permutation"`` or ``"none"`` (see `epoch_order`).
       on_bad_record: what becomes of a record that the source cannot read, or the transform cannot
         take. ``"raise"``: `RecordReadError`. ``"mask"``: its slot is zero, with its ``id`` and
-        ``mask`` False; nobody else's place moves.
+        ``mask`` False; nobody else's place moves. A file that has changed is an error under both.
       skip: batches to leave out (a loss spike, a poisoned shard), as ranges ``(first, end)`` of
         their numbers, ``end`` not included. Batches are numbered as without any skip:
         ``epoch * steps_per_epoch`` plus the place in the epoch. Steps count delivered batches only.

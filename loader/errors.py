@@ -1,9 +1,23 @@
 """What callers may want to catch while batches are read."""
 
 import signal
-from typing import Any
+from typing import Any, Final
 
 from loader.batching import Position
+
+_MEND: Final = (
+    'mend the record and go on, or set on_bad_record="mask" to train without such records.'
+)
+#: Where the data has changed under the run.
+PUT_BACK: Final = 'put back the data that the run began with; on_bad_record="mask" is not for this.'
+
+
+class DataChangedError(ValueError):
+    """A file is no longer what it was when its source was opened.
+
+    A source raises it where it reads. What it holds now are other records under the same IDs, so none of
+    them is masked, whatever ``on_bad_record`` says.
+    """
 
 
 class RecordReadError(RuntimeError):
@@ -16,19 +30,24 @@ class RecordReadError(RuntimeError):
     """
 
     def __init__(
-        self, position: Position, record_id: int | str | None, row: int | None, why: str = ""
+        self,
+        position: Position,
+        record_id: int | str | None,
+        row: int | None,
+        why: str = "",
+        advice: str = _MEND,
     ) -> None:
-        self.position, self.record_id, self.row, self._why = position, record_id, row, why
+        self.position, self.record_id, self.row = position, record_id, row
+        self._said = why, advice
         what = "the batch" if row is None else f"record {record_id!r} (row {row})"
         super().__init__(
             f"{what} at {_place(position)} cannot be read or transformed{why and f' ({why})'}. The "
-            "iterator stays at this batch: "
-            'mend the record and go on, or set on_bad_record="mask" to train without such records.'
+            f"iterator stays at this batch: {advice}"
         )
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         """So that the error can be sent to another process."""
-        return type(self), (self.position, self.record_id, self.row, self._why)
+        return type(self), (self.position, self.record_id, self.row, *self._said)
 
 
 class WorkerDiedError(RuntimeError):

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from loader.batching import Batch, Grid, Position, Segment, spread
 from loader.config import PipelineConfig
 from loader.device import Device, check_device, sharding_of, to_device
-from loader.errors import RecordReadError
+from loader.errors import PUT_BACK, DataChangedError, RecordReadError
 from loader.fingerprint import Fingerprint, read_fields, read_ids
 from loader.keys import KEY_FIELD, check_key_field, record_keys, rng
 from loader.order import EpochOrder, Rows
@@ -416,6 +416,10 @@ class Pipeline:
             found = self._failure(rows[i], ids[i], position.epoch)
             if found is not None:
                 why = f"{type(found).__name__}: {found}"
+                if _is_change(found):
+                    raise RecordReadError(
+                        position, record_id, int(rows[i]), why, PUT_BACK
+                    ) from found
                 if self.config.on_bad_record == "raise":
                     raise RecordReadError(position, record_id, int(rows[i]), why) from found
                 note((record_id, int(rows[i]), why))
@@ -423,6 +427,8 @@ class Pipeline:
         if not bad:
             # No record fails by itself; the batch as a whole is at fault.
             why = f"{type(error).__name__}: {error}"
+            if _is_change(error):
+                raise RecordReadError(position, None, None, why, PUT_BACK) from error
             raise RecordReadError(position, None, None, why) from error
         good = np.delete(np.arange(len(rows)), bad)
         if good.size:
@@ -761,6 +767,13 @@ def _excluded(source: RecordSource, config: PipelineConfig) -> npt.NDArray[Any] 
             f"exclude holds {absent[0].item()!r} ({absent.size} such IDs), which no record has"
         )
     return excluded
+
+
+def _is_change(error: BaseException | None) -> bool:
+    """Whether an error, or what it was raised from, is that the data has changed."""
+    while error is not None and not isinstance(error, DataChangedError):
+        error = error.__cause__
+    return error is not None
 
 
 def _transformed(transform: Transform, batch: Batch, own: tuple[str, ...]) -> Batch:

@@ -84,6 +84,8 @@ def test_the_errors_are_public_and_can_be_told_apart() -> None:
         CheckpointMismatchError("run step 3", [Difference("seed", "17", "18", "a note")]),
         CheckpointDamagedError("run", {3: "cut", 2: "gone"}),
         loader.RecordReadError(loader.Position(1, 4, 4), "r7", 7),
+        loader.RecordReadError(loader.Position(1, 4, 4), None, None, "why", "advice"),
+        loader.DataChangedError("file a"),
         loader.WorkerDiedError(loader.Position(1, 4, 4), -9),
     ],
 )

@@ -131,6 +131,9 @@ def test_a_file_that_changes_while_it_is_read_is_named(folder: Path) -> None:
     with pytest.raises(loader.RecordReadError) as failed:
         pipeline[0]
     assert "file label.npy, row" in str(failed.value.__cause__)
+    masking = loader.PipelineConfig(8, seed=1, final_batch="drop", on_bad_record="mask")
+    with pytest.raises(loader.RecordReadError, match="put back the data"):
+        loader.Pipeline(source, masking)[0]
 
 
 def test_a_file_that_is_replaced_stays_as_it_was(folder: Path) -> None:

@@ -31,6 +31,7 @@ from hypothesis import strategies as st
 from loader import (
     ArraySource,
     BatchIterator,
+    DataChangedError,
     Field,
     Fingerprint,
     Pipeline,
@@ -821,6 +822,33 @@ def test_fault_of_a_whole_batch_is_never_masked() -> None:
     planted.bad_batches = True
     with pytest.raises(RecordReadError, match="the batch at"):
         p[0]
+
+
+def test_data_that_has_changed_is_never_masked() -> None:
+    """Under the same IDs there are other records now: to go on without them would go on in other data."""
+
+    class Changed(Planted):
+        def read(self, rows: Rows) -> dict[str, Any]:
+            try:
+                return super().read(rows)
+            except OSError as error:
+                try:
+                    raise DataChangedError("file a has changed") from error
+                except DataChangedError as change:
+                    raise ValueError("row 3: cannot be read") from change
+
+    planted = Changed()
+    p = Pipeline(planted, config("pad", "none", on_bad_record="mask"))
+    planted.bad = {3}
+    with pytest.raises(
+        RecordReadError, match=r"record 121 \(row 3\) .*put back the data"
+    ) as failed:
+        p[0]
+    assert failed.value.row == 3
+    planted.bad, planted.bad_batches = set(), True
+    with pytest.raises(RecordReadError, match=r"the batch at .*put back the data"):
+        p[0]
+    assert p.bad_records == {}
 
 
 # Streams without end, and large ones

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from loader.errors import DataChangedError
 from loader.sources.extras import needed
 from loader.sources.files import FileState
 
@@ -95,9 +96,11 @@ class ArrowFiles:
         try:
             now = os.stat(path)  # noqa: PTH116
         except OSError as error:
-            raise ValueError(f"file {path} of the data set is gone: {error.strerror}") from error
+            raise DataChangedError(
+                f"file {path} of the data set is gone: {error.strerror}"
+            ) from error
         if not before.is_of(now):
-            raise ValueError(
+            raise DataChangedError(
                 f"file {path} of the data set has changed: {before}; now {FileState.of(now)}. Records are no "
                 "longer those that were loaded; load the data set again, and resume from a checkpoint"
             )

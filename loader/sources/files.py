@@ -17,6 +17,7 @@ from typing import Any, Final, NoReturn, Self
 import numpy as np
 import numpy.typing as npt
 
+from loader.errors import DataChangedError
 from loader.progress import Work
 
 #: What a source takes as its data: one file, or a folder with files somewhere below.
@@ -151,7 +152,7 @@ class FileSet:
           fd: the file, opened; by default whatever is now at its path.
 
         Raises:
-          ValueError: it has changed, or is gone; names the file and the row.
+          DataChangedError: it has changed, or is gone; names the file and the row.
         """
         try:
             now = os.stat(self.path(number) if fd is None else fd)  # noqa: PTH116
@@ -177,7 +178,7 @@ class FileSet:
 
     def _raise(self, number: int, row: int | None, what: str) -> NoReturn:
         at = "" if row is None else f", row {row}"
-        raise ValueError(
+        raise DataChangedError(
             f"file {self.names[number]}{at}: it {what}. Records are no longer those that were "
             "opened; open the source again, and resume from a checkpoint, which compares them"
         )
