@@ -831,8 +831,9 @@ class _Writer:
                 lambda: [_error_of(writing) for writing in save.writing],
             )
         except TimeoutError:
+            # Else its threads would keep the interpreter from its exit. Older ones cannot be cancelled.
             for writing in save.writing:
-                writing.cancel()  # else its threads would keep the interpreter from its exit
+                getattr(writing, "cancel", lambda: None)()
             raise
         failed = [error for error in errors if error is not None]
         if failed:  # only now, when nobody writes any more where the step is to be removed
