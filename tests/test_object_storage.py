@@ -2,10 +2,12 @@
 
 import contextlib
 import importlib.util
+import json
 import logging
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +20,7 @@ import pytest
 import checkpointing
 from checkpointing import Checkpoints
 from checkpointing.directory import RunDirectory, StepDamagedError
-from checkpointing.storage import StorageUnavailableError
+from checkpointing.storage import StorageUnavailableError, Writer
 from tests.jax_processes import ROOT, run_processes
 from tests.object_store import BUCKET, LOST, Request, Store, running_store
 from tests.test_checkpoints import a_pipeline, a_state, bits, train, train_step, uninterrupted
@@ -84,6 +86,47 @@ def test_a_run_goes_on_as_if_it_had_never_stopped(store: Store) -> None:
 def state_of(step: Any) -> bytes:
     data: bytes = step[1]["['w']"]
     return data[-16:]  # four numbers
+
+
+def test_a_run_is_inspected_as_in_a_directory(store: Store) -> None:
+    with opened() as checkpoints:
+        train(checkpoints, checkpoints.resume(a_state()), 2)
+        checkpoints.wait()
+        report = checkpointing.inspect_run(RUN, verify="full")
+        assert report.writer == Writer(os.getpid(), holds_lock=False, host=socket.gethostname())
+    assert [(one.step, one.health) for one in report.steps] == [(1, "intact"), (2, "intact")]
+    files = report.steps[1].files
+    sizes = {name: len(store.read(f"{FOLDER}2/{name}")) for name in store.names(f"{FOLDER}2/")}
+    assert files.num_files == len(sizes)
+    assert sum(files.item_bytes.values()) == sum(sizes.values())
+    assert files.item_bytes["iterator"] == sizes["iterator/metadata"]
+    assert files.save_seconds
+    store.write(f"{FOLDER}3.orbax-checkpoint-tmp-0a1b2c/train_state/x", b"12")
+    store.write(f"{FOLDER}2.set-aside-1/x", b"345")
+    store.write(f"{FOLDER}.trash/1", json.dumps({}).encode())
+    store.remove(f"{FOLDER}2/_CHECKPOINT_METADATA")
+    store.remove(f"{FOLDER}2/iterator/metadata")
+    report = checkpointing.inspect_run(RUN)
+    assert report.writer is None
+    assert [one.health for one in report.steps] == ["intact", "damaged"]
+    assert report.steps[1].files.committed is not None
+    assert report.steps[1].files.save_seconds is None
+    first = sum(len(store.read(f"{FOLDER}1/{name}")) for name in store.names(f"{FOLDER}1/"))
+    assert {(one.name, one.kind, one.bytes) for one in report.left_overs} == {
+        (".trash", "deleted", first),
+        ("2.set-aside-1", "set aside", 3),
+        ("3.orbax-checkpoint-tmp-0a1b2c", "unfinished", 2),
+    }
+
+
+def test_names_of_any_kind_are_no_matter(store: Store) -> None:
+    run = f"gs://{BUCKET}/an employee's/50%/\u00e4+b=1 & c/run"
+    for step in (1, 2):
+        with Checkpoints(run, a_pipeline(), 1, 1, process_timeout_s=30) as checkpoints:
+            found = checkpoints.resume(a_state())
+            assert found.position.step == step - 1
+            train(checkpoints, found, 1)
+    assert {name.split("/")[4] for name in store.names()} == {"2"}
 
 
 # What is damaged.
