@@ -1,12 +1,16 @@
 """What a drill's report says in sum, and that it is plain JSON."""
 
+import io
 import json
 from typing import Any
+
+from rich.console import Console
 
 from checkpointing import DrillReport
 from checkpointing.comparison import FinalState, LeafDifference, RunDifference
 from checkpointing.drill_report import Attempt, Kill
 from checkpointing.programs import Cause, Ending
+from regrain.jobs.drill import table_of_differences
 
 
 def attempt(number: int, replayed: int, *causes: Cause) -> Attempt:
@@ -76,3 +80,13 @@ def test_it_is_plain_json() -> None:
         }
     ]
     assert report().to_dict()["same"]
+
+
+def test_a_note_of_a_difference_stands_on_a_line_of_its_own_and_cannot_end_one() -> None:
+    one = RunDifference("ids", "step 0", "[red]1", "2", "and\nmore")
+    table = table_of_differences(report(differences=(one,)))
+    printed = io.StringIO()
+    Console(width=120, file=printed, color_system=None).print(table)
+    lines = [line.split() for line in printed.getvalue().splitlines()]
+    assert lines[2] == ["ids", "step", "0", "[red]1", "2"]
+    assert lines[3] == [r"(and\nmore)"]

@@ -246,8 +246,11 @@ def table_of_differences(report: DrillReport) -> Table:
     for heading in ("differs", "where", "reference", "drilled"):
         table.add_column(heading, overflow="fold")
     for one in report.differences[:10]:
-        note = f"\n({one.note})" if one.note else ""
-        table.add_row(*map(safe, (one.what, one.where, one.reference, one.drilled + note)))
+        note = f"\n({safe(one.note)})" if one.note else ""
+        what, where, reference, drilled = map(
+            safe, (one.what, one.where, one.reference, one.drilled)
+        )
+        table.add_row(what, where, reference, drilled + note)
     if len(report.differences) > 10:
         table.add_row("...", f"{len(report.differences) - 10} more in report.json", "", "")
     return table
