@@ -200,10 +200,11 @@ class GrainIterator(grain.DatasetIterator[Any]):
         return Position(0, 0, self._step)
 
     def __next__(self) -> Any:
-        if self._closed:
-            raise ValueError("this iterator is closed; make another with GrainStream.iterate")
+        # First, since who is told may close this iterator.
         if self._hook is not None and self._step % self._hook.every == 0:
             self._hook.tell(self.stats())
+        if self._closed:
+            raise ValueError("this iterator is closed; make another with GrainStream.iterate")
         begun = perf_counter_ns()
         if not self._read:
             try:

@@ -545,10 +545,11 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         return self._position
 
     def __next__(self) -> Batch:
-        if self._closed:
-            raise ValueError("this iterator is closed; make another with Pipeline.iterate")
+        # First, since who is told may close this iterator.
         if self._hook is not None and self._position.step % self._hook.every == 0:
             self._hook.tell(self.stats())
+        if self._closed:
+            raise ValueError("this iterator is closed; make another with Pipeline.iterate")
         begun = perf_counter_ns()
         grid = self._pipeline.grid
         if grid.is_end(self._position):

@@ -9,9 +9,10 @@ import dataclasses
 import itertools
 import logging
 import math
+import numbers
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 from contextvars import ContextVar
 from typing import Any, Final, Self, TypeAlias, TypeVar
 
@@ -108,13 +109,17 @@ def watch_progress(on_progress: OnProgress, *, every_s: float = 0.1) -> Iterator
         is logged, and ends what this piece of work tells, but not the work.
       every_s: at least so many seconds lie between two calls, but for the first and last one.
 
-    It is about work that is begun in this thread (or asyncio task).
+    It is about work that is begun in this thread (or asyncio task), but not by ``on_progress`` itself.
 
     Raises:
-      TypeError: ``on_progress`` cannot be called.
+      TypeError, ValueError: ``on_progress`` cannot be called, or ``every_s`` is no number of seconds.
     """
     if not callable(on_progress):
         raise TypeError(f"on_progress must be callable, not {on_progress!r}")
+    if not isinstance(every_s, numbers.Real):
+        raise TypeError(f"every_s must be a number of seconds, not {every_s!r}")
+    if not every_s >= 0:
+        raise ValueError(f"every_s must be at least 0 seconds, not {every_s}")
     token = _watchers.set((*_watchers.get(), _Watcher(on_progress, every_s)))
     try:
         yield
@@ -190,7 +195,17 @@ class Work:
             ended,
         )
 
-    def _tell(self, watchers: Iterable[_Watcher], progress: Progress) -> None:
+    def _tell(self, watchers: Sequence[_Watcher], progress: Progress) -> None:
+        if not watchers:
+            return
+        # Who looks at data when told would else be told of that too, and look again, without end.
+        token = _watchers.set(())
+        try:
+            self._tell_each(watchers, progress)
+        finally:
+            _watchers.reset(token)
+
+    def _tell_each(self, watchers: Sequence[_Watcher], progress: Progress) -> None:
         for watcher in watchers:
             try:
                 watcher.on_progress(progress)

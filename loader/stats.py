@@ -179,14 +179,13 @@ class Meter:
 
     __slots__ = (
         "_bytes",
+        "_clock",
         "_empty",
         "_same_slots",
-        "_since",
         "_slot_bytes",
         "_slots",
         "_unknown",
         "_wait_ns",
-        "_wall_ns",
         "_weighs",
         "batches",
     )
@@ -196,9 +195,10 @@ class Meter:
         self.batches = 0
         self._slots = self._empty = self._bytes = self._slot_bytes = 0
         self._weighs, self._unknown = True, False
-        self._wait_ns = self._wall_ns = 0
-        #: Since when the clock runs; ``None`` where it stands.
-        self._since: int | None = None
+        self._wait_ns = 0
+        #: What the clock had when it last stood, and since when it runs; ``None`` where it stands. In one,
+        #: so that whoever looks from another thread sees both of the same instant.
+        self._clock: tuple[int, int | None] = (0, None)
 
     def add(self, batch: Mapping[str, Any], begun: int) -> None:
         """Counts a batch of NumPy arrays that is delivered now, and was asked for at ``begun``."""
@@ -210,8 +210,8 @@ class Meter:
             self._empty += len(mask) - int(np.count_nonzero(mask))
         if self._weighs:
             self._weigh(batch)
-        if self._since is None:
-            self._since = begun
+        if self._clock[1] is None:
+            self._clock = (self._clock[0], begun)
         self._wait_ns += perf_counter_ns() - begun
 
     def add_amount(self, amount: Amount, begun: int) -> None:
@@ -227,15 +227,15 @@ class Meter:
 
     def add_wait(self, begun: int) -> None:
         """Counts the time since ``begun``, after which nothing is delivered."""
-        if self._since is None:
-            self._since = begun
+        if self._clock[1] is None:
+            self._clock = (self._clock[0], begun)
         self._wait_ns += perf_counter_ns() - begun
 
     def stop(self) -> None:
         """Stops the clock, until something is added."""
-        if self._since is not None:
-            self._wall_ns += perf_counter_ns() - self._since
-            self._since = None
+        wall_ns, since = self._clock
+        if since is not None:
+            self._clock = (wall_ns + perf_counter_ns() - since, None)
 
     def stats(
         self,
@@ -246,7 +246,10 @@ class Meter:
         ready_limit: int | None = None,
     ) -> StreamStats:
         """All that was counted so far."""
-        running = 0 if self._since is None else perf_counter_ns() - self._since
+        wait_ns = self._wait_ns  # first: it is a part of what the clock says
+        wall_ns, since = self._clock
+        if since is not None:
+            wall_ns += perf_counter_ns() - since
         return StreamStats(
             step=step,
             batches=self.batches,
@@ -254,8 +257,8 @@ class Meter:
             empty_slots=self._empty,
             bytes=self._bytes + self._slots * self._slot_bytes,
             bad_records=bad_records,
-            wall_s=(self._wall_ns + running) / 1e9,
-            wait_s=self._wait_ns / 1e9,
+            wall_s=wall_ns / 1e9,
+            wait_s=wait_ns / 1e9,
             ready=ready,
             ready_limit=ready_limit,
         )
@@ -303,7 +306,7 @@ class StatsHook:
             self._on_stats(window)
         except Exception as error:  # noqa: BLE001 (whatever a dashboard's client raises)
             self._failed += 1
-            again = "" if self._failed == 1 else f", for the {self._failed}th time in a row"
+            again = "" if self._failed == 1 else f", {self._failed} times in a row"
             _log.log(
                 logging.WARNING if self._failed == 1 else logging.DEBUG,
                 "on_stats has failed at step %d%s: %s: %s. Training goes on, and it is called again",

@@ -201,6 +201,31 @@ def test_an_interrupt_in_a_watcher_ends_the_work() -> None:
         work.advance()
 
 
+def test_a_watcher_that_works_itself_is_not_told_of_that() -> None:
+    seen: list[str] = []
+
+    def look(progress: Progress) -> None:
+        seen.append(progress.what)
+        assert len(seen) < 9
+        with Work("a look of its own", 1, "records") as own:
+            own.advance()
+
+    with watch_progress(look), Work("the work", 1, "records") as work:
+        work.advance()
+    assert set(seen) == {"the work"}
+
+
+@pytest.mark.parametrize(
+    ("every_s", "error"),
+    [("5", TypeError), (None, TypeError), (math.nan, ValueError), (-1, ValueError)],
+)
+def test_a_time_between_calls_that_is_none_is_refused_at_once(
+    every_s: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match="every_s must be"), watch_progress(print, every_s=every_s):
+        pass
+
+
 def test_who_cannot_be_called_is_refused() -> None:
     with pytest.raises(TypeError, match="on_progress must be callable, not 'bar'"), _watch("bar"):
         pass

@@ -445,3 +445,40 @@ def test_a_hook_that_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         stream().iterate(**bad)
+
+
+@pytest.mark.parametrize("parts", [("numbers", "names"), ("names", "numbers")])
+def test_bytes_of_a_mixture_count_where_ids_of_one_part_are_strings(parts: tuple[str, str]) -> None:
+    kinds = {"numbers": pipeline(), "names": pipeline(of=source([f"r{i:07}" for i in range(N)]))}
+    mixed = Mixture({f"{i}": kinds[name] for i, name in enumerate(parts)}, {"0": 2, "1": 1})
+    batches = mixed.iterate()
+    came = sum(field.nbytes for batch in batches for field in batch.values())
+    assert batches.stats().bytes == came
+
+
+def test_a_clock_that_is_stopped_while_it_is_read_says_no_nonsense(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    meter = stats_module.Meter()
+    meter.add_wait(stats_module.perf_counter_ns())
+    times = iter([5_000_000_000, 5_000_000_000])
+
+    def now() -> int:
+        """As if another thread had its turn just here."""
+        monkeypatch.setattr(stats_module, "perf_counter_ns", lambda: next(times))
+        meter.stop()
+        return next(times)
+
+    meter._clock = (0, 2_000_000_000)
+    monkeypatch.setattr(stats_module, "perf_counter_ns", now)
+    assert meter.stats(0).wall_s == 3.0
+
+
+@pytest.mark.parametrize("stream", [pipeline, chain])
+def test_an_iterator_that_its_hook_closes_stays_closed(stream: Callable[[], Any]) -> None:
+    batches = stream().iterate(
+        on_stats=lambda _: batches.close(), stats_every=2, read_options=THREADS
+    )
+    assert len([next(batches), next(batches)]) == 2
+    with pytest.raises(ValueError, match="this iterator is closed"):
+        next(batches)
