@@ -414,7 +414,10 @@ def audit(
     num_records: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, help="Audit the IDs of so many row numbers, without any data."
+            metavar="N",
+            min=1,
+            max=2**63 - 1,
+            help="Audit the IDs of so many row numbers, without any data.",
         ),
     ] = None,
     epochs: Annotated[

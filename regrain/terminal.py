@@ -6,8 +6,9 @@ import logging
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
+from typing import IO, TYPE_CHECKING, Any, Final, NoReturn, Self
 
 import typer
 from rich.console import Console
@@ -40,25 +41,35 @@ _EXTRAS: Final = {
 class _Console(Console):
     """A console that ends the program as the system ends others whose output nobody reads any more."""
 
+    @contextlib.contextmanager
+    def kept_to(self, stream: IO[str]) -> Iterator[None]:
+        """A context in which it writes to a stream, whatever stdout and stderr are."""
+        before, self._file = self._file, stream
+        try:
+            yield
+        finally:
+            self._file = before
+
     def on_broken_pipe(self) -> None:
         """Called by rich."""
         _end_unread()
 
 
-def _console(*, stderr: bool) -> Console:
+def _console(*, stderr: bool) -> _Console:
     stream = sys.stderr if stderr else sys.stdout
     fixed = (stream is not None and stream.isatty()) or "COLUMNS" in os.environ
     width = None if fixed else _WIDTH_OF_NO_TERMINAL
-    return _Console(highlight=False, stderr=stderr, width=width)
+    return _Console(highlight=False, emoji=False, stderr=stderr, width=width)
 
 
 def _end_unread() -> NoReturn:
     # Nor is there anybody for what is still in the buffer, which Python writes at its exit.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), console.file.fileno())
     raise SystemExit(UNREAD)
 
 
 console: Final = _console(stderr=False)
+#: For all but the answer.
 notes: Final = _console(stderr=True)
 
 
@@ -102,8 +113,9 @@ def _lines(message: str) -> str:
 def running(command: str, *, on_the_cpu: bool = True) -> Iterator[None]:
     """A context in which a command does its work, to be imported in it.
 
-    What is wrong with its arguments, the data or a file ends the program, in a line or a few; long work
-    has a bar.
+    What is wrong with its arguments, the data or a file ends the program, in a line or a few, and a fault of
+    its own with a traceback; both with exit code 2, since 1 is an answer. Long work
+    has a bar. What the user's own functions print goes to stderr.
 
     Args:
       command: its name.
@@ -116,7 +128,7 @@ def running(command: str, *, on_the_cpu: bool = True) -> Iterator[None]:
     try:
         import loader  # noqa: PLC0415 (the first thing that takes time)
 
-        with _Bars() as bars, loader.watch_progress(bars.show):
+        with _only_the_answer(), _Bars() as bars, loader.watch_progress(bars.show):
             yield
     except typer.Exit:  # a RuntimeError too
         raise
@@ -125,7 +137,7 @@ def running(command: str, *, on_the_cpu: bool = True) -> Iterator[None]:
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get(str(error.name).partition(".")[0])
         if extra is None:
-            raise
+            _fail_by_itself(command, error)
         fail(
             command,
             f"it needs {error.name}, which is not installed: pip install 'regrain[{extra}]'",
@@ -134,8 +146,26 @@ def running(command: str, *, on_the_cpu: bool = True) -> Iterator[None]:
         fail(command, f"{error.filename or ''}: {error.strerror or error}".removeprefix(": "))
     except (TypeError, ValueError, RuntimeError, MemoryError) as error:
         fail(command, str(error) or repr(error))
+    except Exception as error:  # noqa: BLE001 (an exit with 1 would say that it found something)
+        _fail_by_itself(command, error)
     finally:
         logging.getLogger().removeHandler(handler)
+
+
+def _fail_by_itself(command: str, error: Exception) -> NoReturn:
+    """Ends the program for an error that no input should provoke, with all that helps to find it."""
+    notes.print("".join(traceback.format_exception(error)), markup=False, soft_wrap=True)
+    fail(command, f"a fault of the command itself: {error!r}")
+
+
+@contextlib.contextmanager
+def _only_the_answer() -> Iterator[None]:
+    """A context in which stdout gets what the console prints, and nothing else."""
+    if sys.stdout is None:  # closed: there is nobody to answer
+        yield
+        return
+    with console.kept_to(sys.stdout), contextlib.redirect_stdout(sys.stderr):
+        yield
 
 
 class _Warnings(logging.Handler):

@@ -158,6 +158,7 @@ def test_a_replayed_step_counts_once(tmp_path: Path, capsys: pytest.CaptureFixtu
         (PIPELINE, ["--num-records", "9"], "batch_size 64 is larger than the 9 records"),
         (PIPELINE, ["--num-records", "99", "--epochs", "6"], "go beyond the 5"),
         (PIPELINE, ["--num-records", "99", "--step-log", "gone"], "No such file"),
+        (PIPELINE, ["--num-records", "99", "--step-log", "/dev/null"], "holds no whole line"),
         (None, [], "No such file"),
     ],
 )

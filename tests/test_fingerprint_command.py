@@ -127,6 +127,7 @@ import loader
 def good(): return loader.ArraySource({"x": np.arange(3)})
 def bad(): return 3
 def fails(): raise RuntimeError("no disk")
+def leaves(): raise SystemExit(0)
 value = 3
 """
 
@@ -144,6 +145,7 @@ value = 3
         (["objects"], "cannot be read"),
         (["text.npz"], "is no .npz file that can be read"),
         (["cut.npz"], "is no .npz file that can be read"),
+        (["worn.npz"], "is no .npz file that can be read: Error"),
         (["uneven.npz"], "the lengths differ"),
         (["twice.npz"], "belongs to rows"),
         (["--source", "mine"], "takes MODULE:FUNCTION"),
@@ -152,6 +154,7 @@ value = 3
         (["--source", "not_there:f"], "ModuleNotFoundError"),
         (["--source", "mine:gone"], "AttributeError"),
         (["--source", "mine:fails"], "RuntimeError: no disk"),
+        (["--source", "mine:leaves"], "SystemExit: 0"),
         (["--source", "mine:value"], "not callable"),
         (["--source", "mine:bad"], "returns a int, which is no loader.RecordSource"),
     ],
@@ -168,6 +171,10 @@ def test_what_cannot_be_opened_is_refused_with_a_reason(
     save_folder("objects", x=np.array([{}, 2], object))
     Path("text.npz").write_text("hello")
     Path("cut.npz").write_bytes(Path("a.npz").read_bytes()[:-30])
+    np.savez_compressed("worn.npz", x=np.arange(1000) ** 2)
+    worn = bytearray(Path("worn.npz").read_bytes())
+    worn[400:600] = b"\xff" * 200
+    Path("worn.npz").write_bytes(worn)
     np.savez("uneven.npz", x=X, y=X[1:])
     np.savez("twice.npz", x=X, id=IDS // 2)
     before = sorted(Path().iterdir())

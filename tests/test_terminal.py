@@ -60,10 +60,22 @@ def test_what_is_wrong_is_told_on_stderr_and_ends_with_2(
     assert said in printed.err
 
 
-def test_a_fault_of_the_program_is_not_called_the_users() -> None:
-    for fault in (ModuleNotFoundError("x", name="mine"), AssertionError("x"), KeyError("x")):
-        with pytest.raises(type(fault)), terminal.running("audit"):
-            raise fault
+@pytest.mark.parametrize(
+    "fault", [ModuleNotFoundError("x", name="mine"), AssertionError("x"), KeyError("x")]
+)
+def test_a_fault_of_the_program_is_told_as_such_and_is_no_answer(
+    fault: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as ended, terminal.running("audit"):
+        raise fault
+    assert ended.value.exit_code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("Traceback")
+    assert f"regrain audit: a fault of the command itself: {fault!r}\n" in printed.err
+
+
+def test_an_exit_of_the_commands_own_stays_as_it_is() -> None:
     with pytest.raises(typer.Exit) as ended, terminal.running("audit"):
         raise typer.Exit(3)
     assert ended.value.exit_code == 3
@@ -113,3 +125,19 @@ def test_output_that_is_no_terminals_is_wide_unless_columns_says(
     assert made.width == 200
     monkeypatch.setenv("COLUMNS", "60")
     assert terminal._console(stderr=False).width == 60
+
+
+def test_a_name_is_no_emoji(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.console.print(terminal.safe("runs:100:x"))
+    terminal.console.print("runs:100:x", markup=False)
+    assert capsys.readouterr().out == "runs:100:x\n" * 2
+
+
+def test_what_others_print_is_not_among_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    with terminal.running("inspect"):
+        print("from the user's own function")  # noqa: T201
+        terminal.print_json(3)
+    terminal.console.print("after it")
+    printed = capsys.readouterr()
+    assert printed.out == "3\nafter it\n"
+    assert printed.err == "from the user's own function\n"

@@ -151,6 +151,10 @@ def audited(
     """The report, on the batches of a pipeline or of a log."""
     if step_log is not None:
         deliveries = {line.position.step: line for line in checkpointing.read_step_log(step_log)}
+        if not deliveries:
+            raise ValueError(
+                f"{step_log} holds no whole line: no batch was logged, so nothing is audited"
+            )
         batches = (
             {"id": np.array(line.ids), "mask": np.array(line.mask)}
             for _, line in sorted(deliveries.items())

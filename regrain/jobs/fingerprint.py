@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import zipfile
+import zlib
 from typing import Any, Final
 
 import numpy as np
@@ -137,7 +138,7 @@ def npz_arrays(path: pathlib.Path) -> dict[str, npt.NDArray[Any]]:
             file.seek(0)
             with np.load(file, allow_pickle=False) as archive:
                 return {name: archive[name] for name in archive}
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} is no .npz file that can be read: {error}") from error
 
 

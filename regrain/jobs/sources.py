@@ -29,7 +29,10 @@ def made_by(option: str, text: str) -> Any:
         sys.path.insert(0, here)
     try:
         return getattr(importlib.import_module(module), function)()
-    except Exception as error:
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # whose exit code would be taken for the command's answer
         raise ValueError(f"{option} {text}: {type(error).__name__}: {error}") from error
 
 
