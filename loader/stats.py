@@ -156,8 +156,17 @@ class Amount:
     def of_element(cls, element: Any) -> Self:
         """Of anything: it tells how many records it holds by ``mask`` (bool[n], in NumPy) or ``id``.
 
-        A ``mask`` on a device tells nothing: to fetch it would take longer than all else.
+        A ``mask`` on a device tells nothing: to fetch it would take longer than all else. What cannot be
+        looked at (an object of the user's own, a dict with names of two kinds) tells nothing either, and
+        counts no byte.
         """
+        try:
+            return cls._of_element(element)
+        except Exception:  # noqa: BLE001 (whatever an element is, it is delivered)
+            return cls(None, 0, 0)
+
+    @classmethod
+    def _of_element(cls, element: Any) -> Self:
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(element) if hasattr(leaf, "nbytes"))
         if not isinstance(element, Mapping):
             return cls(None, 0, size)

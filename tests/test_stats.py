@@ -474,6 +474,26 @@ def test_a_clock_that_is_stopped_while_it_is_read_says_no_nonsense(
     assert meter.stats(0).wall_s == 3.0
 
 
+class Sized:
+    """Has a size in bytes, as a function."""
+
+    def nbytes(self) -> int:
+        return 3
+
+
+@pytest.mark.parametrize(
+    "element",
+    [{"a": 1, 2: 3}, {"id": 1, "x": Sized()}, {"id": [[1], [2, 3]]}],
+    ids=["names of two kinds", "an object", "uneven IDs"],
+)
+def test_an_element_that_cannot_be_looked_at_is_delivered(element: Any) -> None:
+    data = grain.MapDataset.source([0, 1]).map(lambda _: element)
+    batches = GrainStream(data, fingerprint=source().fingerprint()).iterate()
+    assert len(list(batches)) == 2
+    stats = batches.stats()
+    assert (stats.batches, stats.records, stats.bytes) == (2, None, 0)
+
+
 @pytest.mark.parametrize("stream", [pipeline, chain])
 def test_an_iterator_that_its_hook_closes_stays_closed(stream: Callable[[], Any]) -> None:
     batches: Any = stream().iterate(
