@@ -207,8 +207,8 @@ def test_a_file_that_is_no_fingerprint_is_refused(content: bytes | None, message
 def test_a_file_that_cannot_be_written_is_named_and_nothing_stays() -> None:
     np.savez("a.npz", x=X)
     Path("folder.json").mkdir()
-    assert "folder.json" in call("save", "folder.json", "a.npz", code=2)
-    assert "gone" in call("save", "gone/a.json", "a.npz", code=2)
+    assert "fingerprint: folder.json: Is a" in call("save", "folder.json", "a.npz", code=2)
+    assert "fingerprint: gone/a.json: No such" in call("save", "gone/a.json", "a.npz", code=2)
     assert sorted(path.name for path in Path().iterdir()) == ["a.npz", "folder.json"]
 
 

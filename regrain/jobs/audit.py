@@ -17,6 +17,7 @@ import checkpointing
 import loader
 from regrain.jobs import audit_page, plot_order
 from regrain.jobs.sources import digits, lesson, source_of
+from regrain.jobs.whole_file import write_whole
 from regrain.terminal import console, print_json, safe
 
 CLEAN, FOUND = 0, 1
@@ -106,9 +107,9 @@ def run(
     report = audited(pipeline, records, epochs, step_log)
     out.mkdir(parents=True, exist_ok=True)
     page = audit_page.page(title(config, records, step_log), pipeline, report)
-    plot_order.write(out / "audit.html", page.encode())
+    write_whole(out / "audit.html", page.encode())
     found = to_dict(config, settings, records, step_log, report)
-    plot_order.write(out / "audit.json", f"{json.dumps(found, indent=1)}\n".encode())
+    write_whole(out / "audit.json", f"{json.dumps(found, indent=1)}\n".encode())
     if as_json:
         print_json(found)
     else:

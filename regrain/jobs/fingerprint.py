@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import pathlib
 import zipfile
 import zlib
@@ -14,6 +13,7 @@ import numpy.typing as npt
 import loader
 from regrain.jobs.sources import digits as digits_source
 from regrain.jobs.sources import source_of
+from regrain.jobs.whole_file import write_whole
 from regrain.terminal import console, plain, print_json, safe
 
 SAME, DIFFERENT = 0, 1
@@ -43,7 +43,7 @@ def show(source: loader.RecordSource, *, as_json: bool = False) -> int:
 def save(file: pathlib.Path, source: loader.RecordSource, *, as_json: bool = False) -> int:
     """Saves the fingerprint of the data in a file. Returns the exit code."""
     found = source.fingerprint()
-    write(file, json.dumps(found.to_dict(), indent=1) + "\n")
+    write_whole(file, f"{json.dumps(found.to_dict(), indent=1)}\n".encode())
     if as_json:
         print_json({"file": str(file), **to_dict(found)})
     else:
@@ -167,13 +167,3 @@ def loaded(file: pathlib.Path) -> loader.Fingerprint:
         return loader.Fingerprint.from_dict(json.loads(data))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is no saved fingerprint: {error}") from error
-
-
-def write(path: pathlib.Path, text: str) -> None:
-    """Writes a file whole: under another name first, then in one step under its own."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, "utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

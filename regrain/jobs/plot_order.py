@@ -6,7 +6,6 @@ of position and ID. The same settings give the same bytes, and a figure is writt
 
 import io
 import math
-import os
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import loader
+from regrain.jobs.whole_file import write_whole
 from regrain.terminal import console, fail, print_json, safe
 
 Rows = npt.NDArray[np.int64]
@@ -70,7 +70,7 @@ def run(
     drawn = checked_epochs(pipeline, epochs, total)
     image = rendered(draw(config.name, pipeline, total, drawn), out.suffix.lower())
     try:
-        write(out, image)
+        write_whole(out, image)
     except OSError as error:
         message = f"{out} cannot be written: {error.strerror}; nothing was changed there"
         fail("plot-order", message, NOT_WRITTEN)
@@ -249,13 +249,3 @@ def rendered(figure: Figure, suffix: str) -> bytes:
     with mpl.rc_context({"svg.hashsalt": "regrain"}):
         figure.savefig(buffer, format=suffix[1:], dpi=150, metadata=dates.get(suffix))
     return buffer.getvalue()
-
-
-def write(out: Path, data: bytes) -> None:
-    """Writes a file whole: under another name first, then in one step under its own."""
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(out)
-    finally:
-        temporary.unlink(missing_ok=True)
