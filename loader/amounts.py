@@ -21,7 +21,7 @@ def things_text(count: int, thing: str) -> str:
 
 def seconds_text(seconds: float) -> str:
     """Seconds as ``4 ms``, ``1.3 s``, ``2 min 5 s`` or ``3 h 20 min``."""
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{1000 * seconds:.0f} ms"
     if seconds < 99.95:
         return f"{seconds:.1f} s"

@@ -175,7 +175,7 @@ def _steps(context: typer.Context) -> list[str]:
         names = [path.name for path in pathlib.Path(run_dir).iterdir()]
     except OSError:
         return []
-    return sorted(filter(str.isdigit, names), key=int)
+    return sorted((name for name in names if name.isascii() and name.isdigit()), key=int)
 
 
 # What several commands take.

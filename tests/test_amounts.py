@@ -48,6 +48,7 @@ def test_things_are_one_or_several() -> None:
         (99.96, "1 min 40 s"),
         (125, "2 min 5 s"),
         (12_000, "3 h 20 min"),
+        (0.9996, "1.0 s"),
     ],
 )
 def test_seconds(seconds: float, text: str) -> None:

@@ -105,7 +105,7 @@ def test_help_comes_without_what_the_work_needs() -> None:
 def test_completion_offers_what_there_is(
     words: str, offered: set[str], shell: str, tmp_path: Path
 ) -> None:
-    for name in ("20", "100", "20.orbax-checkpoint-tmp"):
+    for name in ("20", "100", "20.orbax-checkpoint-tmp", "²"):
         (tmp_path / name).mkdir()
     words = words.replace("{run}", str(tmp_path))
     asked = {"_REGRAIN_COMPLETE": f"complete_{shell}"}
