@@ -552,7 +552,7 @@ class Checkpoints:
             restored: TrainState = from_stored(stored, train_state, leaves)
         except Exception as error:
             if verify == "manifest" and not isinstance(error, TimeoutError):
-                raise StepDamagedError(f"its train state cannot be read: {error}") from error
+                self._directory.check(found.step)  # which tells what is damaged, if it is that
             # Each byte is as it was written: the fault is not the step's, and an older one would
             # meet it too.
             raise RuntimeError(
@@ -638,6 +638,7 @@ def load(
     Raises:
       FileNotFoundError: there is no such step, or none at all.
       CheckpointDamagedError: the step (or every step) is damaged.
+      RuntimeError: a whole step cannot be read.
     """
     quiet_the_layers_below()
     where = RunDirectory(directory, write=False)
@@ -650,7 +651,7 @@ def load(
     for number in reversed(steps):
         try:
             manifest = where.check(number, verify)
-            return manifest, _load(where, number, manifest.identity.train_state)
+            return manifest, _load(where, number, manifest.identity.train_state, verify)
         except StepDamagedError as damage:
             reasons[number] = str(damage)
     if not steps:
@@ -1054,7 +1055,9 @@ def _read_train_state(
     return {leaf.path: arrays[stored_at(leaf.path)] for leaf in leaves}
 
 
-def _load(directory: RunDirectory, step: int, leaves: tuple[Leaf, ...]) -> dict[str, Any]:
+def _load(
+    directory: RunDirectory, step: int, leaves: tuple[Leaf, ...], verify: Verify
+) -> dict[str, Any]:
     """As NumPy arrays: the devices that the run had may not be here."""
     path = directory.step_path(step)
     try:
@@ -1064,7 +1067,11 @@ def _load(directory: RunDirectory, step: int, leaves: tuple[Leaf, ...]) -> dict[
     except TimeoutError:
         raise
     except Exception as error:
-        raise StepDamagedError(f"its train state cannot be read: {error}") from error
+        if verify == "manifest":
+            directory.check(step)  # as in Checkpoints.resume
+        raise RuntimeError(
+            f"{directory.path} step {step} is whole, but its train state cannot be read: {error}"
+        ) from error
     return {
         leaf.path: stored[leaf.path][:0].reshape(leaf.shape)
         if 0 in leaf.shape

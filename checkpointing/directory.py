@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import pathlib
 import re
 from collections.abc import Collection
 from typing import Any, Final, Literal
@@ -257,7 +256,7 @@ def processes_in(manifest: Manifest) -> int | None:
 def _storage_at(path: str | os.PathLike[str], timeout_s: float) -> Storage:
     text = os.fspath(path)
     lost = _LOST_SLASH.match(text)
-    if lost and isinstance(path, pathlib.PurePath):
+    if lost:
         raise ValueError(
             f"{text} was an address before pathlib took a slash out of it, and names a local directory "
             f'now: give it as a string, "{lost[1]}://..."'

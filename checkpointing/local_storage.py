@@ -174,7 +174,9 @@ class LocalStorage:
         for path in sorted(self.path.iterdir()):
             kind = left_over_kind(path.name)
             if kind is not None:
-                found.append(LeftOver(path.name, kind, sum(size for _, size in _sizes(path))))
+                with contextlib.suppress(FileNotFoundError):  # a save was committed, say
+                    size = sum(size for _, size in _sizes(path))
+                    found.append(LeftOver(path.name, kind, size))
         return found
 
     def writer(self) -> Writer | None:
@@ -248,8 +250,9 @@ class LocalStorage:
 
 def _sizes(top: pathlib.Path) -> Iterator[tuple[str, int]]:
     """Path and size of all that is in a directory, or of a file; what goes meanwhile is left out."""
-    if not stat.S_ISDIR(top.lstat().st_mode):
-        yield top.name, top.lstat().st_size
+    status = top.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        yield top.name, status.st_size
         return
     for folder, _, names in os.walk(top, followlinks=False):
         for name in names:

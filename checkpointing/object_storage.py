@@ -54,8 +54,8 @@ _log: Final = logging.getLogger(__name__)
 
 _WRITER: Final = ".writer"
 _ADDRESS: Final = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])((?:/[^/]+)+?)/*")
-#: What stands for other characters where a store, or Orbax, looks for names by a pattern.
-_PATTERN: Final = re.compile(r"[*?{}\[\]\\#\x00-\x1f]")
+#: What stands for other characters, or for another place, to a store or to Orbax.
+_PATTERN: Final = re.compile(r"[*?{}\[\]\\#;\x00-\x1f]|%[0-9a-fA-F]{2}|/\.\.?(?:/|$)")
 _MAX_WRITER_BYTES: Final = 4096
 _TOKEN_CHARACTERS: Final = 12
 #: For TensorStore, which would wait without end for an answer: the share of a byte a second is none at all.
@@ -84,7 +84,7 @@ class ObjectStorage:
         if parsed is None or _PATTERN.search(address):
             raise ValueError(
                 f"{address} is no address for checkpoints: give gs://bucket/name, with at least one name "
-                "behind the bucket, and none of * ? { } [ ] \\ # in it"
+                "behind the bucket, none of * ? { } [ ] \\ # ; and %20 or the like in it, and no name . or .."
             )
         self.path = f"gs://{parsed[1]}{parsed[2]}"
         self.timeout_s: float | None = timeout_s
@@ -115,11 +115,20 @@ class ObjectStorage:
                 self.path,
                 _shown(before),
             )
-        self._known = set(self.steps())
+        try:
+            self._clean()
+            self._known = set(self.steps())
+        except BaseException:
+            self.close()
+            raise
+
+    def _clean(self) -> None:
         for name in self._objects.folders():
             step, suffix, _ = name.partition(TMP_SUFFIX)
             if suffix and is_step(step):
-                self._remove_unfinished(int(step), name)
+                written = self._objects.listed(name)
+                self._remove_copies(int(step), {*written, ITERATOR_FILE, STEP_FILE})
+                self._objects.delete(written.values())
         self._finish_deletions()
 
     def close(self) -> None:
@@ -187,7 +196,6 @@ class ObjectStorage:
         sealed = dataclasses.replace(manifest, files=described)
         data = sealed.to_bytes()  # an error before anything is copied, if it is too large
 
-        self._check_writer()
         self._remove_copies(step, {*files, ITERATOR_FILE, STEP_FILE})
         self._objects.in_threads(
             lambda name: self._objects.copy(files[name], f"{step}/{name}"), files
@@ -219,7 +227,10 @@ class ObjectStorage:
     def clean_step(self, step: int) -> None:
         """Also what it has left at the final address, if nobody else has come to write there."""
         try:
-            self._remove_unfinished(step, self._unfinished(step))
+            written = self._objects.listed(self._unfinished(step))
+            with contextlib.suppress(BlockingIOError):  # then that is no longer ours to remove
+                self._remove_copies(step, {*written, ITERATOR_FILE, STEP_FILE})
+            self._objects.delete(written.values())
         except OSError as error:
             _log.warning("%s: what step %d has left is there still: %s", self.path, step, error)
 
@@ -265,7 +276,10 @@ class ObjectStorage:
         for name in sorted(self._objects.folders()):
             kind = left_over_kind(name)
             if kind == "deleted":  # there are but notes; what they are of is where it was
-                steps = {step: self._objects.listed(step) for step in self._objects.listed(name)}
+                steps = {
+                    step: self._objects.listed(step)
+                    for step in filter(is_step, self._objects.listed(name))
+                }
                 size = sum(int(blob.size) for blobs in steps.values() for blob in blobs.values())
                 found.append(LeftOver(name, kind, size))
             elif kind is not None:
@@ -282,7 +296,6 @@ class ObjectStorage:
 
     def set_aside(self, step: int) -> str:
         """By copies that the store makes; then the step is deleted."""
-        self._check_writer()
         taken = self._objects.folders()
         numbers = (f"{step}{ASIDE_SUFFIX.format(number)}" for number in range(1, MOST_ASIDE))
         name = next((name for name in numbers if name not in taken), None)
@@ -291,6 +304,7 @@ class ObjectStorage:
                 f"{self.path} holds {MOST_ASIDE:,} copies of step {step} that were set aside"
             )
         files = self._objects.listed(str(step))
+        self._check_writer()  # as in _remove_copies
         self._objects.in_threads(
             lambda inner: self._objects.copy(files[inner], f"{name}/{inner}"), files
         )
@@ -299,10 +313,11 @@ class ObjectStorage:
 
     def delete_steps(self, steps: Sequence[int]) -> None:
         """Notes what there is to delete first, so that the next writer can finish it."""
+        found = {step: self._objects.listed(str(step)) for step in steps}
         if steps:
-            self._check_writer()
-        for step in steps:
-            self._delete_step(step, self._objects.listed(str(step)))
+            self._check_writer()  # as in _remove_copies
+        for step, files in found.items():
+            self._delete_step(step, files)
         self._finish_deletions()
 
     def _unfinished(self, step: int) -> str:
@@ -314,7 +329,7 @@ class ObjectStorage:
             found = json.loads(self._objects.get(_WRITER, _MAX_WRITER_BYTES))
         except FileNotFoundError:
             return None
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         return found if isinstance(found, dict) and "token" in found else {"token": ""}
 
@@ -358,20 +373,17 @@ class ObjectStorage:
             )
 
     def _remove_copies(self, step: int, names: Collection[str]) -> None:
-        """Removes what was left at a step's final address by a commit that did not come to its end."""
+        """Removes what was left at a step's final address by a commit that did not come to its end.
+
+        Raises:
+          BlockingIOError: another writer has taken this run over.
+        """
         found = self._objects.listed(str(step))
+        self._check_writer()  # only now: so nothing of what was found is of a writer after this one
         if MANIFEST_FILE not in found:
             self._objects.delete(blob for name, blob in found.items() if name in names)
         elif COMMIT_FILE not in found:  # it lacks but Orbax's own mark
             self._objects.put(f"{step}/{COMMIT_FILE}", commit_bytes(step))
-
-    def _remove_unfinished(self, step: int, name: str) -> None:
-        """Removes what an unfinished save has left; its copies first, which are known by what they are of."""
-        written = self._objects.listed(name)
-        with contextlib.suppress(BlockingIOError):
-            self._check_writer()
-            self._remove_copies(step, {*written, ITERATOR_FILE, STEP_FILE})
-        self._objects.delete(written.values())
 
     def _delete_step(self, step: int, found: Mapping[str, Any]) -> None:
         note = {name: blob.generation for name, blob in found.items()}
@@ -391,10 +403,13 @@ class ObjectStorage:
         self._objects.delete([self._objects.blob(f"{TRASH}/{step}")])
 
     def _finish_deletions(self) -> None:
-        for name in self._objects.listed(TRASH):
-            note = json.loads(self._objects.get(f"{TRASH}/{name}", MAX_MANIFEST_BYTES))
+        for name in filter(is_step, self._objects.listed(TRASH)):
+            note = _note(self._objects.get(f"{TRASH}/{name}", MAX_MANIFEST_BYTES))
             self._check_writer()
-            self._delete_noted(int(name), note)
+            if note is None:
+                _log.warning("%s/%s/%s is no note of ours, and was left", self.path, TRASH, name)
+            else:
+                self._delete_noted(int(name), note)
 
 
 def _forget_listings() -> None:
@@ -411,6 +426,16 @@ def _forget_listings() -> None:
 
 def _is_item(name: str) -> bool:
     return name.partition("/")[0] in ITEMS and "/" in name
+
+
+def _note(data: bytes) -> dict[str, int] | None:
+    """Which objects are to be deleted: generations by name; None where it does not tell."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    ours = isinstance(found, dict) and all(type(one) is int for one in found.values())
+    return found if ours else None
 
 
 def _of(data: bytes) -> dict[str, Any]:

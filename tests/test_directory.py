@@ -384,6 +384,7 @@ def test_a_file_in_the_place_of_the_directory_is_an_error_that_says_so(
         ("s3://bucket/run", "s3://bucket/run is an address of a kind that is not supported"),
         ("hdfs://host/run", "hdfs://host/run is an address of a kind that is not supported"),
         (pathlib.Path("gs://bucket/run"), 'give it as a string, "gs://...'),
+        (str(pathlib.Path("gs://bucket/run")), 'give it as a string, "gs://...'),
     ],
 )
 def test_an_address_that_is_not_supported_is_no_directory(
@@ -393,6 +394,22 @@ def test_an_address_that_is_not_supported_is_no_directory(
     with pytest.raises(ValueError, match=message):
         RunDirectory(address, write=write)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_save_that_is_committed_while_left_overs_are_looked_at_is_none(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unfinished = tmp_path / "1.orbax-checkpoint-tmp"
+    unfinished.mkdir()
+    listed = pathlib.Path.iterdir
+
+    def committed(path: pathlib.Path) -> Any:
+        found = list(listed(path))
+        unfinished.rename(tmp_path / "1")
+        return iter(found)
+
+    monkeypatch.setattr(pathlib.Path, "iterdir", committed)
+    assert RunDirectory(tmp_path, write=False).left_overs() == []
 
 
 def test_reading_makes_nothing(tmp_path: pathlib.Path) -> None:

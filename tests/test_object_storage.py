@@ -333,7 +333,7 @@ def test_the_newest_writer_is_the_one(store: Store, caplog: pytest.LogCaptureFix
     assert not [name for name in store.names(FOLDER) if ".orbax" in name or ".writer" in name]
 
 
-@pytest.mark.parametrize("at", ["copy", "3/iterator", "3/manifest"])
+@pytest.mark.parametrize("at", ["list", "copy", "3/iterator", "3/manifest"])
 def test_a_writer_that_wakes_up_in_its_commit_spoils_no_step_of_another_one(
     at: str, store: Store
 ) -> None:
@@ -341,7 +341,9 @@ def test_a_writer_that_wakes_up_in_its_commit_spoils_no_step_of_another_one(
     asleep, wake = threading.Event(), threading.Event()
 
     def sleeps(request: Request) -> None:
-        found = request.kind == at if at == "copy" else request.kind == "put" and at in request.name
+        found = request.kind == "put" and at in request.name
+        if at in ("list", "copy"):  # of what is to be removed, or what is written
+            found = request.kind == at and (at == "copy" or request.name == f"{FOLDER}3/")
         if found and not asleep.is_set():
             asleep.set()
             assert wake.wait(60)
@@ -452,6 +454,74 @@ def test_a_store_that_falls_silent_is_an_error_in_bounded_time(store: Store) -> 
         store.silent.clear()
 
 
+def test_what_orbax_may_not_read_is_not_taken_for_damaged(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(2)
+
+    def forbidden(*_: Any) -> None:
+        raise ValueError("PERMISSION_DENIED")  # as TensorStore says it
+
+    with opened() as checkpoints:
+        # Not by the store: what TensorStore still has under way then reaches an event loop of Orbax's that is closed.
+        monkeypatch.setattr("checkpointing.checkpoints._read_train_state", forbidden)
+        with pytest.raises(RuntimeError, match="step 2 is whole, but its train state cannot be"):
+            checkpoints.resume(a_state(), verify="manifest")
+        for verify in ("full", "manifest"):
+            with pytest.raises(RuntimeError, match="step 2 is whole, but its train state cannot"):
+                checkpointing.load(RUN, verify=verify)
+
+
+@pytest.mark.parametrize("answer", [b"<html>a proxy's page</html>", b"["])
+def test_an_answer_that_is_none_of_a_store_is_not_taken_for_damage(
+    answer: bytes, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(1)
+    run = RunDirectory(RUN, write=False)
+
+    def listed(*_: Any, **__: Any) -> None:
+        json.loads(answer)
+
+    monkeypatch.setattr("google.cloud.storage.Client.list_blobs", listed)
+    with pytest.raises(StorageUnavailableError, match="to list it has failed"):
+        run.check(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [(".trash/notes.txt", b"x"), (".trash/1", b"x"), (".writer", b"[" * 4000)]
+)
+def test_what_is_no_note_of_ours_keeps_nobody_from_opening(
+    name: str, text: bytes, store: Store
+) -> None:
+    write(1)
+    store.write(FOLDER + name, text)
+    with opened() as checkpoints:
+        assert checkpoints.steps() == [1]
+        assert RunDirectory(RUN, write=False).left_overs() is not None
+    assert (FOLDER + name in store.names()) == name.startswith(".trash")
+
+
+def test_what_fails_to_open_leaves_no_writer(store: Store) -> None:
+    store.fails = lambda one: 403 if one.kind == "list" else None
+    with pytest.raises(PermissionError, match="to list it is not allowed"):
+        RunDirectory(RUN)
+    assert store.names() == []
+
+
+def test_a_deletion_that_is_finished_at_the_start_leaves_nothing_in_the_way(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(2)
+    # Step 2 was set aside, and its writer killed.
+    found = {one: int(store.storage.objects[BUCKET][FOLDER + one]["generation"])
+             for one in store.names(FOLDER) if one.startswith("2/")}  # fmt: skip
+    note = {name.removeprefix("2/"): generation for name, generation in found.items()}
+    store.write(f"{FOLDER}.trash/2", json.dumps(note).encode())
+    write(1)
+    assert "stood in the way" not in caplog.text
+    assert RunDirectory(RUN, write=False).steps() == [1, 2]
+
+
 # What is needed.
 
 
@@ -479,6 +549,10 @@ def test_what_is_not_installed_is_named_with_the_extra(
         "gs://bucket/",
         "gs://bucket//a",
         "gs://bucket/*",
+        "gs://bucket/a%20b",
+        "gs://bucket/a;b",
+        "gs://bucket/./a",
+        "gs://bucket/a/..",
         "gs://B/a",
     ],
 )
