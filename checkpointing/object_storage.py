@@ -206,12 +206,15 @@ class ObjectStorage:
         self._check_writer()
         self._objects.put(f"{step}/{MANIFEST_FILE}", data, new=True)
         self._known.add(step)
-        self._objects.put(f"{step}/{COMMIT_FILE}", commit_bytes(step))
-        try:
+        try:  # it is whole; what is left undone the next writer does
+            self._objects.put(f"{step}/{COMMIT_FILE}", commit_bytes(step))
             self._objects.delete(written.values())
         except OSError as error:
             _log.warning(
-                "%s: what step %d was copied from is left there: %s", self.path, step, error
+                "%s: step %d is whole, but what it was copied from is left: %s",
+                self.path,
+                step,
+                error,
             )
         return sealed
 

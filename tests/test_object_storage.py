@@ -501,6 +501,15 @@ def test_what_is_no_note_of_ours_keeps_nobody_from_opening(
     assert (FOLDER + name in store.names()) == name.startswith(".trash")
 
 
+def test_a_step_that_is_whole_is_saved_though_orbaxs_mark_fails(store: Store) -> None:
+    store.fails = lambda one: 403 if one.kind == "put" and "commit_success" in one.name else None
+    write(1)
+    assert RunDirectory(RUN, write=False).check(1).step == 1
+    store.fails = lambda _: None
+    opened().close()
+    assert ocp.CheckpointManager(RUN).all_steps() == [1]
+
+
 def test_what_fails_to_open_leaves_no_writer(store: Store) -> None:
     store.fails = lambda one: 403 if one.kind == "list" else None
     with pytest.raises(PermissionError, match="to list it is not allowed"):
