@@ -144,8 +144,8 @@ class Checkpoints:
     ) -> None:
         if not isinstance(pipeline, Pipeline | Mixture | GrainStream):
             raise TypeError(
-                "pipeline must be a Pipeline, a Mixture or a GrainStream, not "
-                f"{type(pipeline).__name__}"
+                "pipeline must be a Pipeline, a Mixture, or a GrainStream around a chain of Grain's data "
+                f"sets, not {type(pipeline).__name__}"
             )
         self._save_every = _at_least_one("save_every", save_every)
         self._keep = _at_least_one("keep", keep)

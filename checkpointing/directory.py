@@ -7,12 +7,16 @@ import re
 from collections.abc import Collection
 from typing import Any, Final, Literal
 
+from checkpointing.errors import PLAIN_ORBAX
 from checkpointing.local_storage import LocalStorage
 from checkpointing.manifest import MAX_MANIFEST_BYTES, Manifest
 from checkpointing.storage import (
     ITEMS,
     ITERATOR_FILE,
     MANIFEST_FILE,
+    MANIFEST_ITEM,
+    MAX_ABOUT_BYTES,
+    STEP_FILE,
     TRAIN_STATE_ITEM,
     LeftOver,
     StepFiles,
@@ -170,6 +174,8 @@ class RunDirectory:
             manifest = self._check(step, verify, share)
         except FileNotFoundError as error:
             missing = os.path.relpath(error.filename, self.step_path(step))
+            if missing == MANIFEST_FILE and self._is_plain_orbax(step):
+                raise StepDamagedError(PLAIN_ORBAX) from error
             raise StepDamagedError(
                 f"{missing} is missing: the step was deleted in part, or is not a checkpoint"
             ) from error
@@ -180,6 +186,14 @@ class RunDirectory:
                 raise
             raise StepDamagedError(str(error)) from error
         return manifest
+
+    def _is_plain_orbax(self, step: int) -> bool:
+        """Whether a step describes itself as one that has never had a manifest."""
+        try:
+            about = json.loads(self._storage.read(step, STEP_FILE, MAX_ABOUT_BYTES))
+            return MANIFEST_ITEM not in about["item_handlers"]
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            return False
 
     def _check(self, step: int, verify: Verify, share: tuple[int, int]) -> Manifest:
         manifest = self.manifest(step)

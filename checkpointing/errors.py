@@ -6,6 +6,8 @@ from typing import Any, Final
 
 from loader import Difference
 
+#: Of a step, why it counts for nothing here, though it may be as whole as it ever was.
+PLAIN_ORBAX: Final = "a checkpoint of plain Orbax, with no manifest to compare with"
 _MAX_TEXT: Final = 200
 _MAX_COLUMN: Final = 40
 
@@ -59,10 +61,15 @@ class CheckpointDamagedError(RuntimeError):
 
     def __init__(self, where: str, reasons: dict[int, str]) -> None:
         self._where, self.reasons = where, dict(reasons)
-        lines = [f"no checkpoint in {where} is whole; nothing was restored."]
+        others = bool(reasons) and set(reasons.values()) == {PLAIN_ORBAX}
+        what = "was written by Checkpoints" if others else "is whole"
+        lines = [f"no checkpoint in {where} {what}; nothing was restored."]
         lines += [f"  step {step}: {reason}" for step, reason in reasons.items()]
         lines.append(
-            "Bring the directory back from a copy, or, to begin again from the start, use a new one."
+            "Use a new directory. A run that has begun under plain Orbax and Grain is carried over once, as "
+            "docs/grain.md has it."
+            if others
+            else "Bring the directory back from a copy, or, to begin again from the start, use a new one."
         )
         super().__init__("\n".join(lines))
 

@@ -15,7 +15,7 @@ def count_text(count: float) -> str:
 
 def things_text(count: int, thing: str) -> str:
     """A count of things as ``1 file`` or ``12.3M files``."""
-    ending = "" if count == 1 else "es" if thing.endswith("ch") else "s"
+    ending = "" if count == 1 else "es" if thing.endswith(("batch", "process")) else "s"
     return f"{count_text(count)} {thing}{ending}"
 
 

@@ -470,8 +470,14 @@ def fingerprint(
     Raises:
       ValueError: the source gives something else than its ``fields`` say, an ID that padding uses
         (-1 or ""), integers and strings as IDs, or, among up to 4,194,304 records, an ID twice.
+      TypeError: it is no source.
       Exception: any that the source raises; of several, that of the first rows.
     """
+    if not hasattr(source, "fields") or not hasattr(source, "read"):
+        raise TypeError(
+            f"source must be a RecordSource, such as an ArraySource, not {type(source).__name__}: a sequence of "
+            "records is one as SequenceSource(records), and arrays are as ArraySource"
+        )
     total = len(source)
     chunk = default_chunk_records(total) if chunk_records is None else chunk_records
     ids: dict[int, npt.NDArray[Any]] | None = {} if total <= _UNIQUE_UP_TO else None

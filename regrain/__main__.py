@@ -28,7 +28,7 @@ def main(*first: str) -> None:
             raise
         print(  # noqa: T201 (what prints better is what is missing)
             f"regrain: {error.name} is not installed, and the command line needs it: "
-            "pip install 'regrain[cli]'",
+            "pip install '.[cli]' in a checkout of regrain",
             file=sys.stderr,
         )
         sys.exit(WRONG_USE)

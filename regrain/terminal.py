@@ -140,7 +140,8 @@ def running(command: str, *, on_the_cpu: bool = True) -> Iterator[None]:
             _fail_by_itself(command, error)
         fail(
             command,
-            f"it needs {error.name}, which is not installed: pip install 'regrain[{extra}]'",
+            f"it needs {error.name}, which is not installed: pip install '.[{extra}]' in a "
+            "checkout of regrain",
         )
     except OSError as error:
         fail(command, f"{error.filename or ''}: {error.strerror or error}".removeprefix(": "))

@@ -9,7 +9,7 @@
     scripts/benchmark.py --markdown BENCHMARKS.md      the results page, too
 
 Run it with the environment active, on a machine that does nothing else. Contenders that are not
-installed get a word in the tables; pip install 'regrain[bench]' installs those that can be.
+installed get a word in the tables; pip install '.[bench]' installs those that can be.
 
 Files go to a temporary folder (TMPDIR says where), which is removed at the end, also after Ctrl-C.
 

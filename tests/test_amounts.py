@@ -36,6 +36,8 @@ def test_things_are_one_or_several() -> None:
     assert things_text(1, "file") == "1 file"
     assert things_text(0, "file") == "0 files"
     assert things_text(2, "batch") == "2 batches"
+    assert things_text(2, "epoch") == "2 epochs"
+    assert things_text(2, "process") == "2 processes"
     assert things_text(12_345, "record") == "12.3k records"
 
 

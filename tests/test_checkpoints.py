@@ -1952,3 +1952,23 @@ def test_wrong_device_is_refused_before_anything_is_read(run_directory: pathlib.
         pytest.raises(TypeError, match="device must be"),
     ):
         checkpoints.resume(a_state(), device="cpu")
+
+
+def test_steps_that_plain_orbax_has_written_are_called_by_their_name(
+    tmp_path: pathlib.Path,
+) -> None:
+    with ocp.CheckpointManager(tmp_path) as manager:
+        state = ocp.args.StandardSave({"w": np.ones(2)})
+        manager.save(3, args=ocp.args.Composite(state=state))
+    with (
+        Checkpoints(tmp_path, a_pipeline(), 1, 1) as checkpoints,
+        pytest.raises(CheckpointDamagedError, match=r"written by Checkpoints.*\n.*plain Orbax"),
+    ):
+        checkpoints.resume(a_state())
+
+
+def test_a_chain_that_is_in_no_stream_is_refused_with_what_it_should_be_in(
+    tmp_path: pathlib.Path,
+) -> None:
+    with pytest.raises(TypeError, match="a GrainStream around a chain of Grain's data sets"):
+        Checkpoints(tmp_path, a_pipeline().dataset, 1, 1)

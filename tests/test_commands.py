@@ -180,5 +180,5 @@ def test_without_what_prints_it_says_what_to_install(missing: str) -> None:
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"regrain: {missing}")
-    assert "pip install 'regrain[cli]'" in done.stderr
+    assert "pip install '.[cli]'" in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -35,7 +35,7 @@ FILES = {
     "train_state/d/1": b"",
     "train_state/_METADATA": b"{}",
 }
-ABOUT = {"item_handlers": {"train_state": "arrays"}}
+ABOUT = {"item_handlers": {"train_state": "arrays", "iterator": "json", "manifest": "json"}}
 
 
 def write_step(run: pathlib.Path, step: int, iterator: bytes | None = None) -> pathlib.Path:

@@ -7,6 +7,7 @@ import pytest
 import checkpointing
 import loader
 from checkpointing import CheckpointDamagedError, CheckpointMismatchError
+from checkpointing.errors import PLAIN_ORBAX
 from loader import Difference
 
 
@@ -55,6 +56,14 @@ def test_damage_is_told_step_by_step() -> None:
         "  step 10: train_state/d/0 has 3 bytes instead of 5\n"
         "Bring the directory back from a copy, or, to begin again from the start, use a new one."
     )
+
+
+def test_a_directory_of_plain_orbax_is_told_from_a_damaged_one() -> None:
+    others = str(CheckpointDamagedError("run", {8: PLAIN_ORBAX}))
+    assert others.startswith("no checkpoint in run was written by Checkpoints; nothing was")
+    assert "Use a new directory." in others
+    mixed = str(CheckpointDamagedError("run", {8: PLAIN_ORBAX, 7: "cut"}))
+    assert mixed.startswith("no checkpoint in run is whole; nothing was restored.")
 
 
 def test_what_an_error_holds_does_not_change_with_what_it_was_made_of() -> None:

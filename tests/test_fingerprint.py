@@ -81,6 +81,11 @@ def flipped(array: Array, at: int, byte: int) -> Array:
 # The lesson's formula
 
 
+def test_what_is_no_source_is_said_to_be_none() -> None:
+    with pytest.raises(TypeError, match=r"not list: .* SequenceSource\(records\)"):
+        identify([{"x": 1}])  # type: ignore[arg-type]
+
+
 @given(st.lists(nps.arrays(st.sampled_from(DTYPES), nps.array_shapes(min_dims=0, min_side=0))))
 def test_dataset_digest_is_the_lessons_formula(arrays: list[Array]) -> None:
     assert dataset_digest(*arrays) == lesson_digest(*arrays)

@@ -283,6 +283,8 @@ def test_mixtures_and_chains_are_told_by_what_they_are_made_of(tmp_path: pathlib
     assert "transform double, no version record keys version" in words
     words = " ".join(call(tmp_path / "chain")[0].split())
     assert "chain SourceMapDataset > ShuffleMapDataset > BatchMapDataset config seed 1" in words
+    for kind in ("chain", "mixture"):  # they have steps, and no place in an epoch
+        assert "0, 0" not in call(tmp_path / kind)[0]
     printed = call(tmp_path / "chain", "--diff", tmp_path / "mixture", code=1)[0]
     assert "stream a chain of Grain's a mixture of code, web" in " ".join(printed.split())
     assert (

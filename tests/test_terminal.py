@@ -43,8 +43,8 @@ def test_markup_is_text() -> None:
         (OSError("the disk is tired"), "the disk is tired"),
         (ValueError("a\nb\x1b"), "a\nb\\x1b"),
         (MemoryError(), "MemoryError()"),
-        (ModuleNotFoundError("x", name="matplotlib.pyplot"), "pip install 'regrain[cli]'"),
-        (ModuleNotFoundError("x", name="pyarrow"), "pip install 'regrain[parquet]'"),
+        (ModuleNotFoundError("x", name="matplotlib.pyplot"), "pip install '.[cli]'"),
+        (ModuleNotFoundError("x", name="pyarrow"), "pip install '.[parquet]'"),
     ],
     ids=["file", "system", "lines", "memory", "matplotlib", "pyarrow"],
 )

@@ -15,6 +15,6 @@ def needed(module: str, extra: str) -> Any:
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"this needs the package {module.partition('.')[0]}, which is not installed: "
-            f"pip install 'regrain[{extra}]'",
+            f"pip install '.[{extra}]' in a checkout of regrain",
             name=error.name,
         ) from error

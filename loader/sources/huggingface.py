@@ -51,7 +51,7 @@ class HuggingFaceSource:
         the read.
 
     Raises:
-      ModuleNotFoundError: datasets is not there: install ``regrain[huggingface]``.
+      ModuleNotFoundError: datasets is not there: install the extra ``huggingface``.
       TypeError, ValueError: a bad argument, several splits, no record, a column that cannot be a field.
     """
 

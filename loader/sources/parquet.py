@@ -45,7 +45,7 @@ class ParquetSource(FileSource):
       cache: where digests of files are kept; by default nowhere.
 
     Raises:
-      ModuleNotFoundError: pyarrow is not there: install ``regrain[parquet]``.
+      ModuleNotFoundError: pyarrow is not there: install the extra ``parquet``.
       FileNotFoundError, OSError: a file is not there, or cannot be read.
       TypeError, ValueError: a bad argument; a file that is no Parquet file, is cut, holds no record or
         other columns than the first one; a column that cannot be a field. Names file and column.

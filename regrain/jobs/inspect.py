@@ -216,10 +216,17 @@ def table_of_steps(report: RunReport) -> Table:
             str(one.step),
             when(one.files.committed),
             *(size(items.get(item)) for item in ("train_state", "iterator", "manifest")),
-            "-" if place is None else f"{place.epoch}, {place.offset}",
+            place_of(place),
             f"[{_STYLES[one.health]}]{one.health}[/]",
         )
     return table
+
+
+def place_of(position: loader.Position | None) -> str:
+    """Epoch and offset; mixtures and chains of Grain's have steps alone."""
+    if position is None or (position.step > 0 and (position.epoch, position.offset) == (0, 0)):
+        return "-"
+    return f"{position.epoch}, {position.offset}"
 
 
 def when(seconds: float | None) -> str:
@@ -301,7 +308,7 @@ def show_identity(report: RunReport) -> None:
         show_data(stream["data"])
         links = " > ".join(str(link.get("class")) for link in stream["chain"]["links"])
         line("chain", links)
-        line("config", settings(stream["config"]))
+        line("config", settings(stream["config"]) or "none")
     else:
         show_pipeline(stream)
     line("run_config", settings(told["run_config"]) or "none")

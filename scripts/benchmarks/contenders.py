@@ -247,7 +247,7 @@ def _with_workers(
     }
 
 
-_BENCH: Final = "pip install 'regrain[bench]'"
+_BENCH: Final = "pip install '.[bench]'"
 _TORCH_FORMS: Final = {"__getitems__, ": False, "BatchSampler as sampler, ": True}
 
 CONTENDERS: Final[dict[str, Contender]] = {
