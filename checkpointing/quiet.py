@@ -8,6 +8,7 @@ cannot be set to a level: lines are told apart by the file that they are written
 import importlib.util
 import logging
 import os
+from collections.abc import Iterable
 from typing import Final
 
 #: Packages whose lines through absl's logger are not shown below WARNING.
@@ -38,12 +39,10 @@ class _LayersBelow(logging.Filter):
     def __init__(self, logger: logging.Logger) -> None:
         super().__init__()
         self._logger = logger
-        specs = (importlib.util.find_spec(name) for name in _BELOW)
         self._folders = tuple(
             os.path.join(folder, "")  # noqa: PTH118 (a text, with a separator at its end)
-            for spec in specs
-            if spec is not None
-            for folder in spec.submodule_search_locations or ()
+            for name in _BELOW
+            for folder in _folders_of(name)
         )
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -54,3 +53,12 @@ class _LayersBelow(logging.Filter):
             or self._logger.level != logging.NOTSET
             or self._logger.getEffectiveLevel() <= logging.DEBUG
         )
+
+
+def _folders_of(package: str) -> Iterable[str]:
+    """Where the files of a package are; nowhere, if there is none, or one that a program has put together."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except ValueError:
+        return ()
+    return spec.submodule_search_locations or () if spec is not None else ()

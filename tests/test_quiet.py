@@ -7,6 +7,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 
 import numpy as np
@@ -176,6 +177,7 @@ def test_resume_tells_of_the_stream(tmp_path: pathlib.Path) -> None:
 SCRIPT = """
 import logging
 import sys
+import types
 
 if "shown" in sys.argv:
     logging.basicConfig(level=logging.INFO)
@@ -237,3 +239,13 @@ def test_a_run_with_its_own_lines_shown_shows_ours_beside(tmp_path: pathlib.Path
     modules = [one[2] for one in found if one]
     assert modules.count("workers") == 1
     assert modules.count("checkpoints") >= 1 + 5 + 4  # a start, five saves, and deletions
+
+
+def test_a_module_that_a_program_has_put_together_keeps_nobody_from_opening(
+    shown: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As stand-ins for packages in tests are: without a specification of where they come from."""
+    monkeypatch.setitem(sys.modules, "tensorstore", types.ModuleType("tensorstore"))
+    quiet_the_layers_below()
+    says(file_of("orbax"))
+    assert shown == []
