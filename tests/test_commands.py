@@ -105,12 +105,15 @@ def test_help_comes_without_what_the_work_needs() -> None:
 def test_completion_offers_what_there_is(
     words: str, offered: set[str], shell: str, tmp_path: Path
 ) -> None:
+    tmp_path /= "a folder"
+    tmp_path.mkdir()
     for name in ("20", "100", "20.orbax-checkpoint-tmp", "²"):
         (tmp_path / name).mkdir()
-    words = words.replace("{run}", str(tmp_path))
+    count = words.count(" ")
+    words = words.replace("{run}", shlex.quote(str(tmp_path)))  # as one types it
     asked = {"_REGRAIN_COMPLETE": f"complete_{shell}"}
     if shell == "bash":
-        asked |= {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        asked |= {"COMP_WORDS": words, "COMP_CWORD": str(count)}
     else:
         asked |= {"_TYPER_COMPLETE_ARGS": words}
     done = CliRunner().invoke(app, [], prog_name="regrain", env=asked)
