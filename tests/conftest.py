@@ -1,6 +1,7 @@
 """Settings for every test: JAX on the CPU and strict, Hypothesis without deadlines."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -29,6 +30,15 @@ def _modules_of_one_test(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     for name in sys.modules.keys() - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(written):
             del sys.modules[name]
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c() -> Iterator[None]:
+    """A command that a test calls ends, as a program does, with Ctrl-C as the system has it."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    if signal.getsignal(signal.SIGINT) is not before:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

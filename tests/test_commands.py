@@ -22,14 +22,6 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 HEAVY: Final = ("jax", "grain", "numpy", "orbax", "loader", "checkpointing", "rich", "matplotlib")
 
 
-@pytest.fixture(autouse=True)
-def _own_ctrl_c() -> Iterator[None]:
-    """The program gives Ctrl-C back to the system at its end."""
-    before = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def commands_of(group: Any, *before: str) -> Iterator[tuple[str, Any]]:
     """Every command by its full name, a group's own name included."""
     for name, command in group.commands.items():

@@ -227,7 +227,9 @@ def effects_of(statement: str) -> list[str]:
 
 
 def test_importing_has_no_effect() -> None:
-    assert effects_of("import loader, checkpointing") == []
+    # JAX before 0.10 says at DEBUG, when it is imported, by what it will read files.
+    found = effects_of("import loader, checkpointing")
+    assert [effect for effect in found if "jax._src.path" not in effect] == []
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,7 @@ import loader
 
 if "shown" not in sys.argv:
     importing_has_left = [logging.getLogger(name) for name in ("absl", "jax", "")]
+    logging.getLogger("jax").handlers.clear()  # of its own, before JAX 0.10
     print([(one.level, one.filters, one.handlers) for one in importing_has_left])
 
 
