@@ -1,5 +1,6 @@
 """What Flax, Equinox and Optax make comes back bit for bit, in its structure, or is refused by name."""
 
+import inspect
 import pathlib
 from typing import Any
 
@@ -45,7 +46,10 @@ class Stateful(eqx.Module):
     scale: float
 
     def __init__(self, key: jax.Array) -> None:
-        self.norm = eqx.nn.BatchNorm(2, "batch", mode="batch")
+        mode: Any = (
+            {"mode": "batch"} if "mode" in inspect.signature(eqx.nn.BatchNorm).parameters else {}
+        )
+        self.norm = eqx.nn.BatchNorm(2, "batch", **mode)
         self.layers = [eqx.nn.Linear(2, 2, key=key), jax.nn.relu]
         self.width, self.scale = 2, 0.5
 
