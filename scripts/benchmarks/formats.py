@@ -194,13 +194,32 @@ def arrayrecord(place: Path, count: int) -> Iterator[Format]:
 @contextlib.contextmanager
 def parquet(place: Path, count: int) -> Iterator[Format]:
     """One Parquet file in row groups of 4,096, which all fit into the source's cache."""
+    source, whole = parquet_file(place, count)
+
+    def bare(rows: Rows) -> object:
+        taken = whole.take(rows)
+        image = taken["image"].combine_chunks().flatten().to_numpy().reshape(-1, IMAGE)
+        return {"image": image, "label": taken["label"].to_numpy()}
+
+    how = "pyarrow.Table.take(rows) on the file read whole into one chunk, and its columns as NumPy arrays"
+    yield Format(source, bare, how)
+
+
+@contextlib.contextmanager
+def parquet_taken(place: Path, count: int) -> Iterator[Format]:
+    """The same file, whose bare reader leaves its records where they are in Arrow."""
+    source, whole = parquet_file(place, count)
+    how = "pyarrow.Table.take(rows) alone: Arrow data, not NumPy arrays"
+    yield Format(source, whole.take, how)
+
+
+def parquet_file(place: Path, count: int) -> tuple[loader.ParquetSource, Any]:
+    """The source, and the file as a table in memory, in one chunk."""
     import pyarrow.parquet as pq
 
     path = place / "data.parquet"
     pq.write_table(arrow(count), path, row_group_size=4096)
-    whole = pq.read_table(path).combine_chunks()
-    how = "pyarrow.Table.take(rows) on the file read whole into one chunk: Arrow data, not NumPy arrays"
-    yield Format(loader.ParquetSource(path), whole.take, how)
+    return loader.ParquetSource(path), pq.read_table(path).combine_chunks()
 
 
 @contextlib.contextmanager
@@ -259,6 +278,7 @@ FORMATS: Final[dict[str, Callable[[Path, int], contextlib.AbstractContextManager
     "npy folder, np.take, 3 KB": npy_large,
     "ArrayRecord": arrayrecord,
     "Parquet": parquet,
+    "Parquet, left as Arrow data": parquet_taken,
     "Hugging Face": huggingface,
     "token file": tokens,
     "token file, one gather": tokens_gathered,
@@ -324,8 +344,8 @@ def conditions(setting: Setting) -> dict[str, str]:
     return {
         "records": f"{setting.num_records:,} of image uint8[{IMAGE}] and label int32, or as many bytes of "
         f"larger ones; tokens: as many bytes, in windows of {WINDOW:,} + 1, given as int32",
-        "bare loops": "of npy folders and token files two each: what training scripts do, and the fastest call "
-        "that NumPy has for it",
+        "bare loops": "of npy folders, Parquet and token files two each: what training scripts do, and the "
+        "fastest call that there is for a part of it",
         "windows": f"{setting.rounds} of {setting.batches} batches each, those of the iterator, the bare loop "
         "and the source's two calls in turn, each round begun by another of them, in one process and thread, "
         "after one round that warms up",
