@@ -495,10 +495,9 @@ def json_value(value: Any, where: str) -> Any:
       TypeError, ValueError: JSON cannot hold it, or would give back something else.
     """
     try:
-        text = json.dumps(value, allow_nan=False, sort_keys=True)
+        copy = _shallow(json.loads(json.dumps(value, allow_nan=False, sort_keys=True)))
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"{where} must be a value that JSON can hold: {error}") from error
-    copy = _shallow(json.loads(text))
     if isinstance(value, Mapping) and any(not isinstance(key, str) for key in value):
         raise TypeError(f"{where} must have strings as keys, not {list(value)!r:.80}")
     return copy

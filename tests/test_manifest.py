@@ -466,6 +466,7 @@ def test_a_run_config_comes_back_from_json_as_it_is_and_shares_nothing(value: An
         {"a": float("inf")},
         {1: "a"},
         {None: 1},
+        {"a": nested([], 100)},
         {"a": nested([], 5000)},
     ],
 )
