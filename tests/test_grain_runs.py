@@ -395,7 +395,7 @@ def test_a_config_that_no_manifest_can_hold_is_refused_at_once(tmp_path: pathlib
     deep: Any = 0
     for _ in range(80):
         deep = [deep]
-    with pytest.raises(TypeError, match="config must .* nested more than"):
+    with pytest.raises(TypeError, match=r"config must .* nested more than"):
         Checkpoints(tmp_path, stream(deep=deep), 1, 3)
 
 
