@@ -10,6 +10,10 @@ from loader.sources.remembered import RememberedTexts, Rows, Texts
 TOTAL = 1000
 
 
+def anything(rows: Rows) -> None:
+    """A check that lets all rows pass."""
+
+
 class Named:
     """Makes texts, and counts how many."""
 
@@ -23,7 +27,7 @@ class Named:
 
 def test_texts_are_the_same_before_and_after_they_are_remembered() -> None:
     make = Named()
-    texts = RememberedTexts(make, TOTAL)
+    texts = RememberedTexts(make, TOTAL, anything)
     rng = np.random.default_rng(0)
     for _ in range(20):
         rows = rng.integers(0, TOTAL, 100)
@@ -35,21 +39,21 @@ def test_texts_are_the_same_before_and_after_they_are_remembered() -> None:
 
 def test_a_look_at_a_few_makes_a_few() -> None:
     make = Named()
-    RememberedTexts(make, TOTAL)(np.array([3, 5]))
+    RememberedTexts(make, TOTAL, anything)(np.array([3, 5]))
     assert make.made == 2
 
 
 def test_more_than_the_memory_for_them_is_never_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remembered, "_MAX_BYTES", TOTAL * 48 - 1)
     make = Named()
-    texts = RememberedTexts(make, TOTAL)
+    texts = RememberedTexts(make, TOTAL, anything)
     for _ in range(3):
         texts(np.arange(TOTAL))
     assert make.made == 3 * TOTAL
 
 
 def test_what_is_given_is_the_callers_own() -> None:
-    texts = RememberedTexts(Named(), 4)
+    texts = RememberedTexts(Named(), 4, anything)
     for _ in range(3):
         found = texts(np.arange(4))
         assert found.tolist() == ["name:0", "name:1", "name:2", "name:3"]
@@ -57,7 +61,7 @@ def test_what_is_given_is_the_callers_own() -> None:
 
 
 def test_what_is_remembered_is_not_sent_to_another_process() -> None:
-    texts = RememberedTexts(Named(), TOTAL)
+    texts = RememberedTexts(Named(), TOTAL, anything)
     few = len(pickle.dumps(texts))
     texts(np.arange(TOTAL))
     copy = pickle.loads(pickle.dumps(texts))
@@ -66,7 +70,7 @@ def test_what_is_remembered_is_not_sent_to_another_process() -> None:
 
 
 def test_threads_get_what_one_would_get() -> None:
-    texts, wrong = RememberedTexts(Named(), TOTAL), []
+    texts, wrong = RememberedTexts(Named(), TOTAL, anything), []
 
     def ask(seed: int) -> None:
         rng = np.random.default_rng(seed)

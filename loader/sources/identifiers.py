@@ -138,13 +138,12 @@ class _RowIds:
 class _FileRowIds:
     def __init__(self, files: FileSet, rows: FileRows) -> None:
         self._rows, self._names = rows, NumberedNames(files.names, rows.counts)
-        self._texts = RememberedTexts(self._made, len(rows))
+        self._texts = RememberedTexts(self._made, len(rows), rows.check)
         self.column: Final = ColumnDigest(
             "str", (), _digest([FILE_ROW, files.names, rows.counts.tolist()])
         )
 
     def __call__(self, rows: Rows, /) -> npt.NDArray[Any]:
-        self._rows.check(rows)
         return self._texts(rows)
 
     def _made(self, rows: Rows) -> npt.NDArray[np.str_]:

@@ -23,12 +23,16 @@ class RememberedTexts:
     does a look at one batch. From then on, all are looked up in a table.
 
     Args:
-      make: from rows ``int64[k]``, each 0 to ``total - 1``, to ``str[k]``, always of one width.
+      make: from rows ``int64[k]``, each 0 to ``total - 1``, to ``str[k]``, always of one width; raises
+        for other rows.
       total: how many rows there are.
+      check: raises for other rows, too: a table would take those below 0 from its end.
     """
 
-    def __init__(self, make: Callable[[Rows], Texts], total: int) -> None:
-        self._make, self._total = make, total
+    def __init__(
+        self, make: Callable[[Rows], Texts], total: int, check: Callable[[Rows], None]
+    ) -> None:
+        self._make, self._total, self._check = make, total, check
         self._asked = 0
         self._table: Texts | None = None
 
@@ -39,6 +43,7 @@ class RememberedTexts:
     def __call__(self, rows: Rows) -> Texts:
         """``str[k]`` of ``rows: int64[k]``: a fresh array."""
         if self._table is not None:
+            self._check(rows)
             return self._table.take(rows)
         texts = self._make(rows)
         # Threads may count one another out, or make the table twice: then it comes later, or twice the same.

@@ -248,7 +248,7 @@ class _OffsetIds:
     ) -> None:
         self._rows, self._windows = rows, windows
         self._names = NumberedNames(files.names, np.array(lengths))
-        self._texts = RememberedTexts(self._made, len(rows))
+        self._texts = RememberedTexts(self._made, len(rows), rows.check)
         self._numbers = {name: number for number, name in enumerate(files.names)}
         digest = hashlib.sha256(json.dumps(["file:offset", files.names, windows.stride]).encode())
         for array in (windows.counts, windows.firsts, windows.starts):
@@ -256,7 +256,6 @@ class _OffsetIds:
         self.column: Final = ColumnDigest("str", (), "sha256:" + digest.hexdigest())
 
     def __call__(self, rows: npt.NDArray[np.int64], /) -> npt.NDArray[np.str_]:
-        self._rows.check(rows)
         return self._texts(rows)
 
     def _made(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.str_]:
