@@ -9,8 +9,7 @@ import numpy as np
 import loader
 from regrain.jobs import convert_formats
 from regrain.jobs.fingerprint import ID
-from regrain.jobs.sources import digits as digits_source
-from regrain.jobs.sources import source_of
+from regrain.jobs.sources import opened_by
 from regrain.terminal import console, notes, plain, print_json
 
 SAME, DIFFERENT = 0, 1
@@ -78,13 +77,8 @@ def opened(data: pathlib.Path | None, source: str | None, *, digits: bool) -> lo
     Raises:
       OSError, TypeError, ValueError: none is named, or more than one, or it cannot be opened.
     """
-    if (data is not None) + (source is not None) + digits != 1:
-        raise ValueError("name one source: a file or a folder, or --digits, or --source")
-    if source is not None:
-        return source_of(source)
-    if data is None:
-        return digits_source()
-    return convert_formats.opened(data)
+    read = convert_formats.opened
+    return opened_by(read, "a file or a folder", data, source, with_digits=digits)
 
 
 def compared(

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 import loader
-from regrain.jobs.sources import digits as digits_source
-from regrain.jobs.sources import source_of
+from regrain.jobs.sources import opened_by
 from regrain.jobs.whole_file import write_whole
 from regrain.terminal import console, plain, print_json, safe
 
@@ -99,12 +98,15 @@ def opened(data: pathlib.Path | None, source: str | None, *, digits: bool) -> lo
     Raises:
       OSError, TypeError, ValueError: none is named, or more than one, or it cannot be opened.
     """
-    if (data is not None) + (source is not None) + digits != 1:
-        raise ValueError("name one source: a .npz file or a folder, or --digits, or --source")
-    if source is not None:
-        return source_of(source)
-    if data is None:
-        return digits_source()
+    return opened_by(of_arrays, "a .npz file or a folder", data, source, with_digits=digits)
+
+
+def of_arrays(data: pathlib.Path) -> loader.ArraySource:
+    """The arrays of a .npz file, or of a folder of .npy files.
+
+    Raises:
+      OSError, ValueError: they cannot be read, or none is of a field.
+    """
     arrays = folder_arrays(data) if data.is_dir() else npz_arrays(data)
     ids = arrays.pop(ID, None)
     if not arrays:

@@ -2,7 +2,9 @@
 
 import importlib
 import os
+import pathlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -48,6 +50,33 @@ def source_of(text: str) -> loader.RecordSource:
             f"--source {text} returns a {type(source).__name__}, which is no loader.RecordSource"
         )
     return source
+
+
+def opened_by(
+    open_data: Callable[[pathlib.Path], loader.RecordSource],
+    what: str,
+    data: pathlib.Path | None,
+    source: str | None,
+    *,
+    with_digits: bool,
+) -> loader.RecordSource:
+    """The one source that a command names: data, ``--source`` or ``--digits``.
+
+    Args:
+      open_data: opens the data.
+      what: may be given as the data, for messages.
+      data: a file or folder.
+      source: ``module:function``.
+      with_digits: whether ``--digits`` is given.
+
+    Raises:
+      OSError, TypeError, ValueError: none is named, or more than one, or it cannot be opened.
+    """
+    if (data is not None) + (source is not None) + with_digits != 1:
+        raise ValueError(f"name one source: {what}, or --digits, or --source")
+    if source is not None:
+        return source_of(source)
+    return digits() if data is None else open_data(data)
 
 
 def digits() -> loader.ArraySource:
