@@ -1,8 +1,8 @@
 """Checkpoints of a training run: save train state and stream together, resume only what matches.
 
 Orbax writes the arrays of a step, where it looks for them; one rename (in an object store, one put), once
-all else is written too, makes train state, iterator and manifest visible together. Several JAX processes write one step: each
-its arrays, and the first one all that there is once (see `group`).
+all else is written too, makes train state, iterator and manifest visible together. Several JAX processes
+write one step: each its arrays, and the first one all that there is once (see `group`).
 """
 
 import asyncio

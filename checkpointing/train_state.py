@@ -1,8 +1,8 @@
 """A train state as Orbax can hold it exactly: what its leaves are, and how they go in and come out.
 
 Orbax refuses NumPy scalars and arrays of size zero, changes dtypes and loses weak types without a
-word, and writes trees that it cannot read. So leaves are described first (the description goes into the manifest and is compared at a
-resume), stored as plain arrays, and brought back to what they were.
+word, and writes trees that it cannot read. So leaves are described first (the description goes into
+the manifest and is compared at a resume), stored as plain arrays, and brought back to what they were.
 """
 
 import dataclasses
