@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -88,6 +89,8 @@ _MAX_FILE_BYTES: Final = 2 << 30
 _SHOWN_STEPS: Final = 4
 _SHOWN_DIGITS: Final = 16
 _BEGIN_SAVE: Final = "begin a save"
+#: These start no thread any more once their exit has begun (python/cpython#113964), and to write takes some.
+_STARTS_NO_THREADS_AT_EXIT: Final = sys.version_info[:3] in {(3, 12, 0), (3, 12, 1)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +127,9 @@ class Checkpoints:
 
     Under `jax.distributed`, ``directory`` must be on storage that all processes share. The number of
     processes may be another one at each resume.
+
+    Use it in a ``with`` statement, which waits for the save under way at its end. Without one, the
+    interpreter's exit waits for it; on Python 3.12.0 and 3.12.1, where that is too late, each `save` does.
 
     Raises:
       TypeError, ValueError: a bad argument, such as an address of another kind as the directory.
@@ -173,6 +179,7 @@ class Checkpoints:
         self._closed = False
 
     def __enter__(self) -> Self:
+        self._writer.is_closed_in_time = True
         return self
 
     def __exit__(
@@ -677,7 +684,7 @@ class _Writer:
     write take turns with the one that still copies.
 
     They need thread pools, which stop when the interpreter begins to exit. A save under way then is
-    waited for first, also where nobody called `close`.
+    waited for first, also where nobody called `close`. Where that is too late, `begin` waits for it.
     """
 
     def __init__(
@@ -702,6 +709,8 @@ class _Writer:
         #: The step last saved or resumed from; None where that save has failed.
         self.last_step: int | None = None
         self._last_begun = -1
+        #: Whether somebody waits for the last save before the interpreter's exit.
+        self.is_closed_in_time = False
 
     def begin(
         self,
@@ -736,6 +745,13 @@ class _Writer:
             if isinstance(error, Exception):
                 raise self._failed(step, error) from error
             raise
+        if self._blocks:
+            self._idle.wait()
+
+    @property
+    def _blocks(self) -> bool:
+        """Whether a save is only over when it is written: where at the exit it could not be any more."""
+        return _STARTS_NO_THREADS_AT_EXIT and not self.is_closed_in_time
 
     def tell(self, number: int, error: Exception) -> None:
         """Has a save that could not begin here fail on the other processes too, if it has begun there."""
@@ -815,13 +831,14 @@ class _Writer:
             self._delete_old(save)
 
     def _tell_of(self, save: "_Save") -> None:
+        in_all = time.monotonic() - save.called
         _log.info(
             "%s: step %d saved: %s; the loop waited %s, %s in all",
             self._shown,
             save.manifest.step,
             _size_of(save.manifest),
-            seconds_text(save.blocked_s),
-            seconds_text(time.monotonic() - save.called),
+            seconds_text(in_all if self._blocks else save.blocked_s),
+            seconds_text(in_all),
         )
 
     def _write(self, save: "_Save") -> None:

@@ -1,12 +1,14 @@
 """A run that stops and resumes is the run that never stopped; whatever could make it another is refused."""
 
 import asyncio
+import contextlib
 import dataclasses
 import errno
 import functools
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -1417,6 +1419,37 @@ def test_a_process_that_ends_without_close_loses_no_save_and_keeps_its_exit_code
     manifest, leaves = checkpointing.load(run_directory, 3)
     assert manifest.step == 3
     assert raw(leaves["/w"]) == raw(np.full(1 << 20, 3.0, np.float32))
+
+
+@pytest.mark.parametrize("is_closed_in_time", [False, True])
+def test_where_an_exit_starts_no_threads_a_save_waits_unless_with_does(
+    is_closed_in_time: bool,
+    run_directory: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "checkpointing")
+    real, returned = checkpointing.local_storage.seal_step, threading.Event()
+    before_the_commit = []
+
+    def seal_step(path: pathlib.Path, manifest: Manifest, about: dict[str, Any]) -> Manifest:
+        # Who waits returns only after this; who does not is given the time for it.
+        before_the_commit.append(returned.wait(30.0 if is_closed_in_time else 0.3))
+        return real(path, manifest, about)
+
+    monkeypatch.setattr(checkpointing.local_storage, "seal_step", seal_step)
+    monkeypatch.setattr(checkpointing.checkpoints, "_STARTS_NO_THREADS_AT_EXIT", True)
+    checkpoints = Checkpoints(run_directory, a_pipeline(), 1, 9)
+    with checkpoints if is_closed_in_time else contextlib.closing(checkpoints):
+        run = checkpoints.resume(a_state())
+        checkpoints.save(run.batches, train_step(run.train_state, next(run.batches)))
+        returned.set()
+        if not is_closed_in_time:
+            assert names(run_directory) == [".lock", "1"]
+    assert before_the_commit == [is_closed_in_time]
+    told = re.search(r"the loop waited (.+), (.+) in all", caplog.text)
+    assert told is not None
+    assert is_closed_in_time or told[1] == told[2]
 
 
 FAIL = """
