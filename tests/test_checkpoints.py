@@ -1904,17 +1904,17 @@ def test_ctrl_c_while_waiting_lets_nobody_in_before_the_save_is_done(
         return real(*args)
 
     monkeypatch.setattr(checkpointing.local_storage, "seal_step", seal_step)
-    checkpoints = Checkpoints(run_directory, a_pipeline(), 1, 9)
-    train(checkpoints, checkpoints.resume(a_state()), 1)
-    assert begun.wait(60)
-    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        checkpoints.wait()
-    timer.join()
-    threading.Timer(0.2, go_on.set).start()
-    checkpoints.close()
-    assert go_on.is_set()
+    with Checkpoints(run_directory, a_pipeline(), 1, 9) as checkpoints:
+        train(checkpoints, checkpoints.resume(a_state()), 1)
+        assert begun.wait(60)
+        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.wait()
+        timer.join()
+        threading.Timer(0.2, go_on.set).start()
+        checkpoints.close()
+        assert go_on.is_set()
     assert bits(resume(run_directory).train_state) == uninterrupted("pad")[0][1]
 
 
