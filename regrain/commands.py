@@ -607,7 +607,9 @@ def convert(
     ] = None,
     to: Annotated[
         Literal["npy", "array_record", "parquet"] | None,
-        typer.Option(help="The format; by default as the suffix of OUT has it, or npy."),
+        typer.Option(
+            help="The format; by default as the suffix of OUT has it, and npy without one."
+        ),
     ] = None,
     digits: Digits = False,
     source: Source = None,

@@ -42,7 +42,9 @@ def test_a_file_of_arrays_becomes_a_folder_with_the_same_records_and_ids() -> No
     assert loader.fingerprint(loader.NpySource("a")) == memory.fingerprint()
     assert f"read back as the same: {memory.fingerprint().digest}" in printed
     assert printed.startswith("a: 10 records, ")
-    call("a", "--out", "b")
+    call("a", "--out", "b.v2", "--to", "npy")
+    call("a", "--out", "b/")
+    assert loader.NpySource("b.v2").fingerprint() == loader.NpySource("b").fingerprint()
     assert loader.NpySource("b").fingerprint() == loader.NpySource("a").fingerprint()
 
 
@@ -174,6 +176,7 @@ def test_what_reads_as_something_else_is_told(monkeypatch: pytest.MonkeyPatch) -
         (["there", "--out", "b"], "no .npz file"),
         (["empty", "--out", "b"], "empty holds no"),
         (["a.npz", "--out", "b", "--to", "csv"], "csv"),
+        (["a.npz", "--out", "b.npz"], "b.npz ends in .npz, which is no format that is written"),
         (["--source", "nothing:here", "--out", "b"], "nothing"),
     ],
     ids=str,

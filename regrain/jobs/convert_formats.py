@@ -61,10 +61,19 @@ def opened(path: pathlib.Path) -> loader.RecordSource:
 
 
 def name_for(path: pathlib.Path) -> Name:
-    """The format that a name to be written has by its suffix; ``"npy"`` without one."""
+    """The format that a name to be written has by its suffix; ``"npy"`` without one.
+
+    Raises:
+      ValueError: it has another suffix, as a file in a format that is none of these would.
+    """
     if path.suffix in (".array_record", ".arrayrecord"):
         return "array_record"
-    return "parquet" if path.suffix == ".parquet" else "npy"
+    if path.suffix not in ("", ".parquet"):
+        raise ValueError(
+            f"{path} ends in {path.suffix}, which is no format that is written: name a .parquet or "
+            ".array_record file, or a folder without a suffix; or give --to"
+        )
+    return "parquet" if path.suffix else "npy"
 
 
 def _holds(path: pathlib.Path, pattern: str) -> bool:
