@@ -30,7 +30,7 @@ from etils import epath  # type: ignore[import-untyped]  # the paths of Orbax, w
 from jax.experimental import multihost_utils
 
 from checkpointing.directory import RunDirectory, StepDamagedError, Verify
-from checkpointing.errors import CheckpointDamagedError
+from checkpointing.errors import CheckpointDamagedError, CheckpointMismatchError
 from checkpointing.group import ElsewhereError, Processes
 from checkpointing.manifest import (
     ALLOWABLE,
@@ -267,13 +267,17 @@ class Checkpoints:
         iterate()  # what it refuses is refused before anything is read
         self.wait()
         with contextlib.nullcontext() if progress is None else watch_progress(progress):
-            return self._resume(
-                train_state,
-                allowed=frozenset(allow),
-                verify=verify,
-                verify_data=verify_data,
-                iterate=iterate,
-            )
+            try:
+                return self._resume(
+                    train_state,
+                    allowed=frozenset(allow),
+                    verify=verify,
+                    verify_data=verify_data,
+                    iterate=iterate,
+                )
+            except (CheckpointMismatchError, CheckpointDamagedError) as refusal:
+                # It says all there is to know; the lines of our own frames would stand above it.
+                raise refusal.with_traceback(None)  # noqa: B904 (it is the same one)
 
     def _resume(
         self,

@@ -16,6 +16,7 @@ import sys
 import textwrap
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Any
@@ -453,6 +454,13 @@ def test_all_differences_stand_in_one_error(copied: pathlib.Path) -> None:
         *("transform.name", "transform.version", "run_config.lr"),
         *("train_state/w", "train_state/more"),
     ]
+
+
+def test_a_refusal_shows_one_line_of_ours_above_its_message(copied: pathlib.Path) -> None:
+    error = assert_refused(copied, {"seed": 2})
+    frames = traceback.extract_tb(error.__traceback__)
+    assert [frame.name for frame in frames] == ["assert_refused", "resume"]
+    assert error.__cause__ is error.__context__ is None
 
 
 def test_the_version_of_a_transform_is_part_of_the_stream(run_directory: pathlib.Path) -> None:
