@@ -90,7 +90,7 @@ _SHOWN_STEPS: Final = 4
 _SHOWN_DIGITS: Final = 16
 _BEGIN_SAVE: Final = "begin a save"
 #: These start no thread any more once their exit has begun (python/cpython#113964), and to write takes some.
-_STARTS_NO_THREADS_AT_EXIT: Final = sys.version_info[:3] in {(3, 12, 0), (3, 12, 1)}
+STARTS_NO_THREADS_AT_EXIT: Final = sys.version_info[:3] in {(3, 12, 0), (3, 12, 1)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -755,7 +755,7 @@ class _Writer:
     @property
     def _blocks(self) -> bool:
         """Whether a save is only over when it is written: where at the exit it could not be any more."""
-        return _STARTS_NO_THREADS_AT_EXIT and not self.is_closed_in_time
+        return STARTS_NO_THREADS_AT_EXIT and not self.is_closed_in_time
 
     def tell(self, number: int, error: Exception) -> None:
         """Has a save that could not begin here fail on the other processes too, if it has begun there."""

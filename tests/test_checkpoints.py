@@ -1446,7 +1446,7 @@ def test_where_an_exit_starts_no_threads_a_save_waits_unless_with_does(
         return real(path, manifest, about)
 
     monkeypatch.setattr(checkpointing.local_storage, "seal_step", seal_step)
-    monkeypatch.setattr(checkpointing.checkpoints, "_STARTS_NO_THREADS_AT_EXIT", True)
+    monkeypatch.setattr(checkpointing.checkpoints, "STARTS_NO_THREADS_AT_EXIT", True)
     checkpoints = Checkpoints(run_directory, a_pipeline(), 1, 9)
     with checkpoints if is_closed_in_time else contextlib.closing(checkpoints):
         run = checkpoints.resume(a_state())
