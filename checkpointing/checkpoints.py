@@ -90,7 +90,7 @@ _SHOWN_STEPS: Final = 4
 _SHOWN_DIGITS: Final = 16
 _BEGIN_SAVE: Final = "begin a save"
 #: These start no thread any more once their exit has begun (python/cpython#113964), and to write takes some.
-STARTS_NO_THREADS_AT_EXIT: Final = sys.version_info[:3] in {(3, 12, 0), (3, 12, 1)}
+STARTS_NO_THREADS_AT_EXIT: Final = (3, 12) <= sys.version_info[:3] < (3, 12, 3)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Checkpoints:
     processes may be another one at each resume.
 
     Use it in a ``with`` statement, which waits for the save under way at its end. Without one, the
-    interpreter's exit waits for it; on Python 3.12.0 and 3.12.1, where that is too late, each `save` does.
+    interpreter's exit waits for it; on Python 3.12.0 to 3.12.2, where that is too late, each `save` does.
 
     Raises:
       TypeError, ValueError: a bad argument, such as an address of another kind as the directory.
