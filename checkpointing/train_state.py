@@ -330,9 +330,25 @@ def _prng_name(leaf: Any) -> str:
 def _to_stored(leaf: Any, *, several_processes: bool) -> Any:
     if _is_key(leaf):
         leaf = jax.random.key_data(leaf)
+    if _is_odd_bool(leaf):
+        leaf = np.asarray(leaf).view(np.uint8) != 0
     if not isinstance(leaf, jax.Array) or (several_processes and leaf.is_fully_addressable):
         leaf = np.array(leaf).view(_Copy)  # the caller may go on writing into its own
     return leaf if leaf.size else np.zeros(1, leaf.dtype)
+
+
+def _is_odd_bool(leaf: Any) -> bool:
+    """Whether some true values are other bytes than 1, which TensorStore writes and does not read.
+
+    NumPy takes them over from buffers, and JAX, on a CPU, from NumPy.
+    """
+    if getattr(leaf, "dtype", None) != np.bool_:
+        return False
+    if isinstance(leaf, jax.Array) and not (
+        leaf.is_fully_addressable and all(one.platform == "cpu" for one in leaf.devices())
+    ):
+        return False
+    return bool((np.asarray(leaf).view(np.uint8) > 1).any())
 
 
 def _is_local(template: Any) -> bool:
@@ -357,8 +373,15 @@ def _stored_template(leaf: Any) -> Any:
             sharding = jax.random.key_data(leaf).sharding
         return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=sharding)
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=_sharding(leaf))
+        # What JAX would narrow is read as NumPy has it.
+        sharding = None if _is_narrowed(leaf.dtype) else _sharding(leaf)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
     return np.asarray(leaf)
+
+
+def _is_narrowed(dtype: np.dtype[Any]) -> bool:
+    """Whether JAX makes 32 bits of such an array's 64: as it does unless ``jax_enable_x64`` is set."""
+    return bool(jax.dtypes.canonicalize_dtype(dtype) != dtype)
 
 
 def _sharding(leaf: Any) -> Any:
@@ -379,11 +402,21 @@ def _from_stored(leaf: Any, stored: Any, *, weak: bool) -> Any:
         stored = jnp.asarray(stored) if data.size else jnp.zeros(data.shape, data.dtype)
         return _placed(jax.random.wrap_key_data(stored, impl=_prng_name(leaf)), leaf)
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-        stored = jnp.zeros(leaf.shape, leaf.dtype) if 0 in leaf.shape else jnp.asarray(stored)
-        return _placed(_weak(stored) if weak else stored, leaf)
+        if not _is_narrowed(leaf.dtype):
+            return _from_stored_array(leaf, stored, weak=weak)
+        if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is None:
+            # Of NumPy's arrays too, this is the shape; and JAX has no arrays like it.
+            return np.zeros(leaf.shape, leaf.dtype) if 0 in leaf.shape else stored
+        with jax.enable_x64(True):
+            return _from_stored_array(leaf, stored, weak=weak)
     if isinstance(leaf, np.ndarray):
         return stored.reshape(leaf.shape) if leaf.size else np.zeros(leaf.shape, leaf.dtype)
     return stored[()] if isinstance(leaf, np.generic) else type(leaf)(stored[()])
+
+
+def _from_stored_array(leaf: Any, stored: Any, *, weak: bool) -> jax.Array:
+    array = jnp.zeros(leaf.shape, leaf.dtype) if 0 in leaf.shape else jnp.asarray(stored)
+    return _placed(_weak(array) if weak else array, leaf)
 
 
 def _weak(array: jax.Array) -> jax.Array:

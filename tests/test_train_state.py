@@ -298,6 +298,42 @@ def test_a_train_state_under_64_bits_comes_back(tmp_path: pathlib.Path) -> None:
         assert_same(restore(tmp_path, jax.tree.map(other, expected)), expected)
 
 
+def test_64_bits_come_back_where_jax_has_32(tmp_path: pathlib.Path) -> None:
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    with jax.enable_x64(True):
+        jax_arrays = {
+            "free": jnp.array([0.1, 1e300]),
+            "committed": jax.device_put(jnp.array([2**40 + 1]), place),
+            "none": jnp.zeros((0, 2)),
+        }
+    expected = {"a": np.array([0.1, 1e300]), "none": np.zeros((3, 0)), "jax": jax_arrays}
+    save(tmp_path, expected)
+    assert_same(restore(tmp_path, expected), expected)
+
+    def shape(leaf: Any, sharding: Any = None) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    in_numpy: Any = jax.tree.map(np.asarray, expected)
+    assert_same(restore(tmp_path, jax.tree.map(shape, expected)), in_numpy)
+    found = restore(tmp_path, jax.tree.map(lambda leaf: shape(leaf, place), expected))
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(found))
+    assert_same(jax.tree.map(np.asarray, found), in_numpy)
+
+
+def test_true_values_of_other_bytes_than_1_come_back_as_true(tmp_path: pathlib.Path) -> None:
+    odd = np.frombuffer(bytes([2, 0, 1, 255]), np.bool_)
+    state = {"numpy": odd, "scalar": odd[0], "jax": jnp.asarray(odd), "point": odd[3:].reshape(())}
+    save(tmp_path, state)
+    # NumPy's own `!=` of such values compares bytes.
+    found = jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), restore(tmp_path, state))
+    assert found == {
+        "numpy": [True, False, True, True],
+        "scalar": True,
+        "jax": [True, False, True, True],
+        "point": True,
+    }
+
+
 @pytest.mark.parametrize(
     ("leaf", "what"),
     [
