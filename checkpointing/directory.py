@@ -269,6 +269,13 @@ def processes_in(manifest: Manifest) -> int | None:
 
 def _storage_at(path: str | os.PathLike[str], timeout_s: float) -> Storage:
     text = os.fspath(path)
+    if not text:
+        raise ValueError("the directory of the checkpoints is an empty text; name one, or give '.'")
+    if text.startswith("~"):
+        raise ValueError(
+            f"{text} begins with ~, which a shell replaces and Python does not: give os.path.expanduser(...) "
+            "of it, or ./~... if that is the directory's name"
+        )
     lost = _LOST_SLASH.match(text)
     if lost:
         raise ValueError(

@@ -85,6 +85,10 @@ class LocalStorage:
         _open_locks.add(self._release)
         try:
             self._clean()
+            if not os.access(self.path, os.W_OK | os.X_OK):  # else the first save would find out
+                raise PermissionError(
+                    errno.EACCES, "nothing may be written in the directory", str(self.path)
+                )
         except BaseException:
             self.close()
             raise
@@ -240,7 +244,10 @@ class LocalStorage:
     def _clean(self) -> None:
         """Removes what killed processes left: saves that never committed, and deletions half done."""
         for path in self.path.iterdir():
-            if path.name.endswith(TMP_SUFFIX):
+            step, suffix, rest = path.name.partition(TMP_SUFFIX)
+            if (
+                is_step(step) and suffix and not rest
+            ):  # else another program's, which may be at work
                 _remove(path)
         self._empty_trash()
 

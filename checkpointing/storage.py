@@ -28,15 +28,17 @@ COMMIT_FILE: Final = "commit_success.txt"
 #: Orbax's name for what one process writes of the arrays, and ours for what it then knows of its files.
 PART_FOLDER: Final = "ocdbt.process_{}"
 PART_FILE: Final = "part-{}.json"
-#: Orbax's, of the name of a directory in which a step is written.
-TMP_SUFFIX: Final = ".orbax-checkpoint-tmp"
+#: Orbax's, of the name of a directory in which a step is written; and what ours end in, so that we remove
+#: no other program's.
+ORBAX_TMP_SUFFIX: Final = ".orbax-checkpoint-tmp"
+TMP_SUFFIX: Final = f".regrain{ORBAX_TMP_SUFFIX}"
 #: Ours, of the name under which a damaged step is kept.
 ASIDE_SUFFIX: Final = ".set-aside-{}"
 MOST_ASIDE: Final = 10_000
-_UNFINISHED: Final = re.compile(rf".*{re.escape(TMP_SUFFIX)}(?:-[0-9a-f]+)?", re.DOTALL)
+_UNFINISHED: Final = re.compile(rf".*{re.escape(ORBAX_TMP_SUFFIX)}(?:-[0-9a-f]+)?", re.DOTALL)
 _SET_ASIDE: Final = re.compile(r"[0-9]+\.set-aside-[0-9]+")
 #: Ours, of where steps are deleted.
-TRASH: Final = ".trash"
+TRASH: Final = ".regrain-trash"
 MAX_ABOUT_BYTES: Final = 1 << 16
 
 LeftOverKind = Literal["unfinished", "deleted", "set aside"]

@@ -1165,7 +1165,7 @@ def test_nothing_is_written_before_everything_is_copied(
     seen: list[list[str]] = []
 
     def look() -> None:
-        seen.append(sorted(content(run_directory / "1.orbax-checkpoint-tmp")))
+        seen.append(sorted(content(run_directory / "1.regrain.orbax-checkpoint-tmp")))
 
     with Checkpoints(run_directory, a_pipeline(), 1, 9) as checkpoints:
         run = checkpoints.resume(a_state())
@@ -1269,8 +1269,8 @@ def test_arrays_that_cannot_be_written_are_an_error_of_that_save_alone(
     """Each of Orbax's threads runs into it by itself."""
 
     def make_a_mess() -> None:
-        (run_directory / "1.orbax-checkpoint-tmp/train_state").rmdir()
-        (run_directory / "1.orbax-checkpoint-tmp/train_state").write_text("in the way")
+        (run_directory / "1.regrain.orbax-checkpoint-tmp/train_state").rmdir()
+        (run_directory / "1.regrain.orbax-checkpoint-tmp/train_state").write_text("in the way")
 
     with Checkpoints(run_directory, a_pipeline(), 1, 9) as checkpoints:
         run = checkpoints.resume(a_state())
@@ -1290,9 +1290,11 @@ def test_what_a_failed_save_has_left_is_not_in_the_way_of_the_next(
 ) -> None:
     with Checkpoints(run_directory, a_pipeline(), 1, 9) as checkpoints:
         run = checkpoints.resume(a_state())
-        (run_directory / "1.orbax-checkpoint-tmp/train_state/d").mkdir(parents=True)
-        (run_directory / "1.orbax-checkpoint-tmp/train_state/d/stray").write_bytes(b"values")
-        (run_directory / "2.orbax-checkpoint-tmp").write_bytes(b"a file")
+        (run_directory / "1.regrain.orbax-checkpoint-tmp/train_state/d").mkdir(parents=True)
+        (run_directory / "1.regrain.orbax-checkpoint-tmp/train_state/d/stray").write_bytes(
+            b"values"
+        )
+        (run_directory / "2.regrain.orbax-checkpoint-tmp").write_bytes(b"a file")
         train(checkpoints, run, 2)
     assert names(run_directory) == [".lock", "1", "2"]
     assert not list((run_directory / "1").rglob("stray"))
@@ -1678,7 +1680,7 @@ def test_a_temporary_name_that_is_a_link_destroys_nothing(
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious/file").write_text("precious")
     run_directory.mkdir()
-    (run_directory / "1.orbax-checkpoint-tmp").symlink_to(tmp_path / "precious")
+    (run_directory / "1.regrain.orbax-checkpoint-tmp").symlink_to(tmp_path / "precious")
     with Checkpoints(run_directory, a_pipeline(), 1, 9) as checkpoints:
         run = checkpoints.resume(a_state())
         _, state = train(checkpoints, run, 1)

@@ -99,7 +99,7 @@ def test_completion_offers_what_there_is(
 ) -> None:
     tmp_path /= "a folder"
     tmp_path.mkdir()
-    for name in ("20", "100", "20.orbax-checkpoint-tmp", "²"):
+    for name in ("20", "100", "20.regrain.orbax-checkpoint-tmp", "²"):
         (tmp_path / name).mkdir()
     count = words.count(" ")
     words = words.replace("{run}", shlex.quote(str(tmp_path)))  # as one types it
@@ -111,7 +111,7 @@ def test_completion_offers_what_there_is(
     done = CliRunner().invoke(app, [], prog_name="regrain", env=asked)
     found = set(done.stdout.split()) if shell == "bash" else set(done.stdout.split('"'))
     assert offered <= found
-    assert "20.orbax-checkpoint-tmp" not in done.stdout
+    assert "20.regrain.orbax-checkpoint-tmp" not in done.stdout
 
 
 def test_completion_comes_without_what_the_work_needs() -> None:

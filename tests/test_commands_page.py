@@ -100,7 +100,7 @@ def documents(folder: Path) -> dict[str, list[dict[str, Any]]]:
             next(run.batches)
             checkpoints.save(run.batches, run.train_state)
             checkpoints.wait()
-            (folder / "run" / "9.orbax-checkpoint-tmp").mkdir()
+            (folder / "run" / "9.regrain.orbax-checkpoint-tmp").mkdir()
             inspected = call("inspect", folder / "run", "--config", folder / "c.toml", "--leaves")
     nothing = checkpointing.DrillReport((), 0, 1, (), (), 0, {}, (), {}, 0.0)
     np.savez(folder / "a.npz", x=np.arange(11.0))

@@ -399,7 +399,7 @@ def test_an_address_that_is_not_supported_is_no_directory(
 def test_a_save_that_is_committed_while_left_overs_are_looked_at_is_none(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unfinished = tmp_path / "1.orbax-checkpoint-tmp"
+    unfinished = tmp_path / "1.regrain.orbax-checkpoint-tmp"
     unfinished.mkdir()
     listed = pathlib.Path.iterdir
 
@@ -416,7 +416,7 @@ def test_reading_makes_nothing(tmp_path: pathlib.Path) -> None:
     with pytest.raises(FileNotFoundError):
         opened(tmp_path / "none").steps()
     write_step(tmp_path, 4)
-    (tmp_path / "5.orbax-checkpoint-tmp").mkdir()
+    (tmp_path / "5.regrain.orbax-checkpoint-tmp").mkdir()
     before = names(tmp_path)
     opened(tmp_path).check(4)
     assert names(tmp_path) == before
@@ -465,15 +465,15 @@ def hold(run: pathlib.Path) -> "subprocess.Popen[str]":
 def test_a_second_process_is_refused_at_once_and_a_killed_one_does_not_block(
     run: pathlib.Path,
 ) -> None:
-    (run / "3.orbax-checkpoint-tmp").mkdir()
+    (run / "3.regrain.orbax-checkpoint-tmp").mkdir()
     with hold(run) as process:
-        (run / "5.orbax-checkpoint-tmp").mkdir()
+        (run / "5.regrain.orbax-checkpoint-tmp").mkdir()
         with pytest.raises(
             BlockingIOError, match=f"in process {process.pid}; two writers .* close"
         ):
             RunDirectory(run)
         # The refused one has touched nothing of what the first one writes.
-        assert names(run) == [".lock", "5.orbax-checkpoint-tmp"]
+        assert names(run) == [".lock", "5.regrain.orbax-checkpoint-tmp"]
         process.send_signal(signal.SIGKILL)
     RunDirectory(run).close()
     assert names(run) == [".lock"]
@@ -497,24 +497,53 @@ def test_opening_removes_what_killed_saves_and_deletions_left_and_nothing_else(
 ) -> None:
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious/file").write_text("precious")
-    for left in ("7.orbax-checkpoint-tmp/iterator", ".trash/3/iterator", ".trash/1"):
+    for left in (
+        "7.regrain.orbax-checkpoint-tmp/iterator",
+        ".regrain-trash/3/iterator",
+        ".regrain-trash/1",
+    ):
         (run / left).mkdir(parents=True)
-    (run / ".trash/link").symlink_to(tmp_path / "precious")
-    stay = ["1", "12", "4.set-aside-1", "notes", "x.tmp"]
+    (run / ".regrain-trash/link").symlink_to(tmp_path / "precious")
+    # Another program may be at work under the last ones: plain Orbax writes so.
+    stay = ["1", "12", "4.set-aside-1", "notes", "x.tmp", "x.regrain.orbax-checkpoint-tmp"]
+    stay += [".trash", "2.orbax-checkpoint-tmp", "3.orbax-checkpoint-tmp-17f0"]
     for name in stay:
         (run / name).mkdir()
-    (run / "8.orbax-checkpoint-tmp").symlink_to(tmp_path / "precious")
-    (run / "9.orbax-checkpoint-tmp").write_text("a file")
+    (run / "8.regrain.orbax-checkpoint-tmp").symlink_to(tmp_path / "precious")
+    (run / "9.regrain.orbax-checkpoint-tmp").write_text("a file")
     RunDirectory(run).close()
     assert sorted(path.name for path in run.iterdir()) == sorted([".lock", *stay])
     assert (tmp_path / "precious/file").read_text() == "precious"
+
+
+def test_a_directory_in_which_nothing_may_be_made_is_refused_at_once(
+    run: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RunDirectory(run).close()
+    # Who runs the tests may be root, who may write everywhere.
+    monkeypatch.setattr(os, "access", lambda path, mode: path != run or not mode & os.W_OK)
+    with pytest.raises(PermissionError, match="nothing may be written in the directory"):
+        RunDirectory(run)
+    monkeypatch.undo()
+    RunDirectory(run).close()  # it has not stayed locked
+
+
+@pytest.mark.parametrize(("path", "told"), [("", "is an empty text"), ("~/run", "begins with ~")])
+def test_a_path_that_names_no_directory_is_refused(
+    path: str, told: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for write in (True, False):
+        with pytest.raises(ValueError, match=told):
+            RunDirectory(path, write=write)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_trash_that_is_a_link_takes_no_step_elsewhere(
     run: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
-    (run / ".trash").symlink_to(tmp_path / "elsewhere")
+    (run / ".regrain-trash").symlink_to(tmp_path / "elsewhere")
     for step in (1, 2):
         write_step(run, step)
     writer = RunDirectory(run)
@@ -568,7 +597,7 @@ def test_a_kill_while_old_steps_are_deleted_leaves_whole_steps_only(
     assert opened(run).steps() == [3]
     opened(run).check(3)
     RunDirectory(run).close()
-    assert not (run / ".trash").exists()
+    assert not (run / ".regrain-trash").exists()
 
 
 def test_setting_aside_renames_and_never_overwrites(run: pathlib.Path) -> None:
@@ -617,8 +646,10 @@ def test_a_step_gets_its_name_when_it_is_committed_and_the_name_is_synced(
 ) -> None:
     writer = RunDirectory(run)
     writer.begin_step(4)
-    assert names(run / "4.orbax-checkpoint-tmp") == ["iterator", "manifest", "train_state"]
-    (run / "4.orbax-checkpoint-tmp/train_state/stray").write_bytes(b"left by a save that failed")
+    assert names(run / "4.regrain.orbax-checkpoint-tmp") == ["iterator", "manifest", "train_state"]
+    (run / "4.regrain.orbax-checkpoint-tmp/train_state/stray").write_bytes(
+        b"left by a save that failed"
+    )
     writer.begin_step(4)
     unfinished = pathlib.Path(writer.unfinished_path(4))
     shutil.rmtree(unfinished)

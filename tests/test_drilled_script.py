@@ -72,7 +72,7 @@ def test_one_process_has_one_log(tmp_path: Path) -> None:
 def test_saves_under_way_and_checkpoints_are_those_of_the_directory(tmp_path: Path) -> None:
     watched = script(tmp_path, 1, "true")
     assert (watched.saving(), watched.newest_checkpoint()) == ([], 0)
-    for name in ("20", "40.orbax-checkpoint-tmp", "notes.orbax-checkpoint-tmp"):
+    for name in ("20", "40.regrain.orbax-checkpoint-tmp", "notes.orbax-checkpoint-tmp"):
         (watched.run_dir / name).mkdir(parents=True)
     assert (watched.saving(), watched.newest_checkpoint()) == ([40], 0)
 

@@ -78,7 +78,7 @@ keep_newest = RunDirectory.keep_newest
 def tear(self, count, damaged=()):
     if len(self.steps()) > count:
         (self.step_path(self.steps()[0]) / "manifest/metadata").unlink()
-        (self.path / ".trash").mkdir()
+        (self.path / ".regrain-trash").mkdir()
         time.sleep(1)
     keep_newest(self, count, damaged)
 RunDirectory.keep_newest = tear

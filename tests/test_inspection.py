@@ -176,7 +176,7 @@ def test_a_flipped_bit_is_found_where_all_files_are_digested(run: pathlib.Path) 
 def test_what_does_not_count_as_a_step_is_told_apart(run: pathlib.Path) -> None:
     (run / f"6{TMP_SUFFIX}").mkdir()
     (run / f"6{TMP_SUFFIX}" / "half").write_bytes(b"12345")
-    (run / ".trash" / "1").mkdir(parents=True)
+    (run / ".regrain-trash" / "1").mkdir(parents=True)
     (run / "4").rename(run / "4.set-aside-1")
     (run / "notes.txt").write_text("mine")
     (run / "007").mkdir()
@@ -184,7 +184,7 @@ def test_what_does_not_count_as_a_step_is_told_apart(run: pathlib.Path) -> None:
     assert [one.step for one in report.steps] == [2, 5]
     found = {one.name: (one.kind, one.bytes) for one in report.left_overs}
     assert found.pop("4.set-aside-1")[0] == "set aside"
-    assert found == {".trash": ("deleted", 0), f"6{TMP_SUFFIX}": ("unfinished", 5)}
+    assert found == {".regrain-trash": ("deleted", 0), f"6{TMP_SUFFIX}": ("unfinished", 5)}
     assert report.intact
 
 

@@ -103,9 +103,9 @@ def test_a_run_is_inspected_as_in_a_directory(store: Store) -> None:
     assert sum(files.item_bytes.values()) == sum(sizes.values())
     assert files.item_bytes["iterator"] == sizes["iterator/metadata"]
     assert files.save_seconds
-    store.write(f"{FOLDER}3.orbax-checkpoint-tmp-0a1b2c/train_state/x", b"12")
+    store.write(f"{FOLDER}3.regrain.orbax-checkpoint-tmp-0a1b2c/train_state/x", b"12")
     store.write(f"{FOLDER}2.set-aside-1/x", b"345")
-    store.write(f"{FOLDER}.trash/1", json.dumps({}).encode())
+    store.write(f"{FOLDER}.regrain-trash/1", json.dumps({}).encode())
     store.remove(f"{FOLDER}2/_CHECKPOINT_METADATA")
     store.remove(f"{FOLDER}2/iterator/metadata")
     report = checkpointing.inspect_run(RUN)
@@ -115,9 +115,9 @@ def test_a_run_is_inspected_as_in_a_directory(store: Store) -> None:
     assert report.steps[1].files.save_seconds is None
     first = sum(len(store.read(f"{FOLDER}1/{name}")) for name in store.names(f"{FOLDER}1/"))
     assert {(one.name, one.kind, one.bytes) for one in report.left_overs} == {
-        (".trash", "deleted", first),
+        (".regrain-trash", "deleted", first),
         ("2.set-aside-1", "set aside", 3),
-        ("3.orbax-checkpoint-tmp-0a1b2c", "unfinished", 2),
+        ("3.regrain.orbax-checkpoint-tmp-0a1b2c", "unfinished", 2),
     }
 
 
@@ -237,7 +237,7 @@ INSTANTS: dict[str, Callable[[Request], bool]] = {
     "it is copied": lambda one: one.kind == "copy",
     "the manifest is put": lambda one: one.name == f"{FOLDER}2/manifest/metadata" and one.kind == "put",
     "Orbax's mark is put": lambda one: one.name == f"{FOLDER}2/commit_success.txt" and one.kind == "put",
-    "what was copied is deleted": lambda one: one.kind == "delete" and one.by == "client" and "2.orbax" in one.name,
+    "what was copied is deleted": lambda one: one.kind == "delete" and one.by == "client" and "2.regrain" in one.name,
     "the manifest is deleted": lambda one: one.kind == "delete" and one.name == f"{FOLDER}1/manifest/metadata",
     "the rest is deleted": lambda one: one.kind == "delete" and f"{FOLDER}1/train_state" in one.name,
 }  # fmt: skip
@@ -266,7 +266,7 @@ def killed_at() -> Iterator[Callable[[Store, Callable[[Request], bool]], None]]:
 
         def fails(request: Request) -> int | None:
             nonlocal begun
-            begun |= "/2.orbax" in request.name
+            begun |= "/2.regrain" in request.name
             if not begun or not instant(request):
                 return None
             assert known.wait(60)
@@ -488,7 +488,8 @@ def test_an_answer_that_is_none_of_a_store_is_not_taken_for_damage(
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [(".trash/notes.txt", b"x"), (".trash/1", b"x"), (".writer", b"[" * 4000)]
+    ("name", "text"),
+    [(".regrain-trash/notes.txt", b"x"), (".regrain-trash/1", b"x"), (".writer", b"[" * 4000)],
 )
 def test_what_is_no_note_of_ours_keeps_nobody_from_opening(
     name: str, text: bytes, store: Store
@@ -498,7 +499,7 @@ def test_what_is_no_note_of_ours_keeps_nobody_from_opening(
     with opened() as checkpoints:
         assert checkpoints.steps() == [1]
         assert RunDirectory(RUN, write=False).left_overs() is not None
-    assert (FOLDER + name in store.names()) == name.startswith(".trash")
+    assert (FOLDER + name in store.names()) == name.startswith(".regrain-trash")
 
 
 def test_a_step_that_is_whole_is_saved_though_orbaxs_mark_fails(store: Store) -> None:
@@ -525,7 +526,7 @@ def test_a_deletion_that_is_finished_at_the_start_leaves_nothing_in_the_way(
     found = {one: int(store.storage.objects[BUCKET][FOLDER + one]["generation"])
              for one in store.names(FOLDER) if one.startswith("2/")}  # fmt: skip
     note = {name.removeprefix("2/"): generation for name, generation in found.items()}
-    store.write(f"{FOLDER}.trash/2", json.dumps(note).encode())
+    store.write(f"{FOLDER}.regrain-trash/2", json.dumps(note).encode())
     write(1)
     assert "stood in the way" not in caplog.text
     assert RunDirectory(RUN, write=False).steps() == [1, 2]

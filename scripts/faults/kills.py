@@ -20,14 +20,13 @@ from typing import Any, Final, Literal, get_args
 import checkpointing
 from checkpointing import CheckpointDamagedError, Delivery, Manifest
 from checkpointing.program import Program
-from checkpointing.storage import TMP_SUFFIX
+from checkpointing.storage import TMP_SUFFIX, TRASH
 from scripts.faults import run
 
 Phase = Literal["start-up", "training", "writing", "committing", "deleting"]
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 COMMAND: Final = (sys.executable, run.__file__)
 
-_TRASH: Final = ".trash"
 #: The last file that Orbax writes before the manifest is completed and the step is committed.
 _WRITTEN: Final = "train_state/manifest.ocdbt"
 #: How often to look: when the phase matters, and before.
@@ -336,7 +335,7 @@ class _Process(Program):
         """What it is doing, as its directory looks from outside."""
         names = self._names()
         saving = [name for name in names if name.endswith(TMP_SUFFIX)]
-        if _TRASH in names:
+        if TRASH in names:
             return "deleting"
         if saving:
             written = (self.directory / saving[0] / _WRITTEN).exists()
