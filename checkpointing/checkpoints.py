@@ -177,6 +177,9 @@ class Checkpoints:
         #: Whether this process could not begin the last save, of several.
         self._failed_here = False
         self._closed = False
+        self._opened_by = os.getpid()
+        self._turn = threading.RLock()
+        self._has_turn = False
 
     def __enter__(self) -> Self:
         self._writer.is_closed_in_time = True
@@ -265,8 +268,9 @@ class Checkpoints:
             stats_every=stats_every,
         )
         iterate()  # what it refuses is refused before anything is read
-        self.wait()
-        with contextlib.nullcontext() if progress is None else watch_progress(progress):
+        watching = contextlib.nullcontext() if progress is None else watch_progress(progress)
+        with self._alone("resume"), watching:
+            self.wait()
             try:
                 return self._resume(
                     train_state,
@@ -350,20 +354,29 @@ class Checkpoints:
         position = batches.position
         step = position.step
         stopped_by = self._stop_signal(step)
-        due = force or stopped_by is not None or (step > 0 and step % self._save_every == 0)
-        several = self._processes.are_several
-        if due and several:
-            self._writer.settle()  # what the last save has come to is to be known to all of them, or none
-        begun = due and step != self._writer.last_step
-        if begun:
-            begun = self._begin_save(resumed, position, train_state, called)
-        elif not several:  # of whom one would raise it sooner than the others
+        begun = False
+        if force or stopped_by is not None or (step > 0 and step % self._save_every == 0):
+            with self._alone("save"):
+                begun = self._save(resumed, position, train_state, called)
+        elif not self._processes.are_several:  # of whom one would raise it sooner than the others
             self._writer.raise_error()
         if stopped_by is not None:
             self.wait()
             _log.warning("%s: stopped by %s at step %d", self._shown, stopped_by.name, step)
             raise SystemExit(128 + stopped_by)
         return begun
+
+    def _save(
+        self, resumed: "_Resumed", position: Position, train_state: Any, called: float
+    ) -> bool:
+        """A save that is due, unless that step is saved already."""
+        if self._processes.are_several:
+            self._writer.settle()  # what the last save has come to is to be known to all of them, or none
+        if position.step != self._writer.last_step:
+            return self._begin_save(resumed, position, train_state, called)
+        if not self._processes.are_several:
+            self._writer.raise_error()
+        return False
 
     def _begin_save(
         self, resumed: "_Resumed", position: Position, train_state: Any, called: float
@@ -503,7 +516,27 @@ class Checkpoints:
             self._writer.close()
             self._directory.close()
 
+    @contextlib.contextmanager
+    def _alone(self, what: str) -> Iterator[None]:
+        """Keeps other threads out; what runs inside of this one, such as a signal handler, is refused."""
+        with self._turn:
+            if self._has_turn:
+                raise RuntimeError(
+                    f"{what} was called in the middle of a save or resume, by a signal handler or a "
+                    "callback. Set a flag there and call it from the loop, or use stop_on_signals"
+                )
+            self._has_turn = True
+            try:
+                yield
+            finally:
+                self._has_turn = False
+
     def _check_open(self) -> None:
+        if self._opened_by != os.getpid():
+            raise RuntimeError(
+                f"these checkpoints of {self._shown} were opened by process {self._opened_by}, of which "
+                "this is a fork: only that one can save. Open Checkpoints in the process that trains"
+            )
         if self._closed:
             raise ValueError(
                 f"these checkpoints of {self._shown} are closed, and another run may be writing "
@@ -715,6 +748,7 @@ class _Writer:
         self._last_begun = -1
         #: Whether somebody waits for the last save before the interpreter's exit.
         self.is_closed_in_time = False
+        self._is_forked = False
 
     def begin(
         self,
@@ -806,7 +840,14 @@ class _Writer:
     def close(self) -> None:
         """Frees what Orbax holds; the save under way is waited for, also after a Ctrl-C elsewhere."""
         self._idle.wait()
-        self._orbax.close()
+        if not self._is_forked:
+            self._orbax.close()
+
+    def after_fork(self) -> None:
+        """In a forked child: the save under way is its parent's, whose threads are not here."""
+        self._is_forked = True
+        self._idle = threading.Event()
+        self._idle.set()
 
     def _finish(self, save: "_Save") -> None:
         if save.copied.wait():  # else it has not begun, and `begin` tells why
@@ -919,6 +960,15 @@ def _finish_saves() -> None:
 # The standard library's own hook for this moment (concurrent.futures ends its pools by it) has no
 # public name; atexit comes after the pools have stopped.
 threading._register_atexit(_finish_saves)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def _leave_saves_to_the_parent() -> None:
+    for writer in list(_open_writers):
+        writer.after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_saves_to_the_parent)
 
 
 class _Save:

@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from typing import Any
 
@@ -34,7 +35,13 @@ from packaging.version import Version
 
 import checkpointing
 import loader
-from checkpointing import CheckpointDamagedError, CheckpointMismatchError, Checkpoints, Manifest
+from checkpointing import (
+    CheckpointDamagedError,
+    CheckpointMismatchError,
+    Checkpoints,
+    Manifest,
+    inspect_run,
+)
 from checkpointing.manifest import seal
 from loader import Pipeline, PipelineConfig, Position
 from tests.jax_versions import has_prng
@@ -1378,6 +1385,45 @@ def test_a_donated_array_is_named_before_anything_is_written(run_directory: path
     assert bits(resume(run_directory).train_state) == uninterrupted("pad")[0][1]
 
 
+def test_threads_that_save_at_once_take_turns(run_directory: pathlib.Path) -> None:
+    with Checkpoints(run_directory, a_pipeline(), 1, 9) as checkpoints:
+        run = checkpoints.resume(a_state())
+        state = run.train_state
+        with ThreadPoolExecutor(3) as pool:
+            for _ in range(6):
+                state = train_step(state, next(run.batches))
+                saves = [pool.submit(checkpoints.save, run.batches, state) for _ in range(3)]
+                assert sorted(one.result() for one in saves) == [False, False, True]
+        checkpoints.wait()
+        assert names(run_directory) == [".lock", *"123456"]
+    assert inspect_run(run_directory, verify="full").intact
+    assert bits(resume(run_directory).train_state) == uninterrupted("pad")[5][1]
+
+
+def test_a_save_in_the_middle_of_a_save_is_refused(
+    run_directory: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Checkpoints(run_directory, a_pipeline(), 1, 9) as checkpoints:
+        run = checkpoints.resume(a_state())
+        state = train_step(run.train_state, next(run.batches))
+        module: Any = checkpointing.checkpoints
+        real, told = module.to_stored, []
+
+        def interrupted(*args: Any, **kwargs: Any) -> Any:
+            # As a signal's handler would, in the same thread.
+            with pytest.raises(RuntimeError, match="in the middle of a save or resume"):
+                checkpoints.save(run.batches, state)
+            with pytest.raises(RuntimeError, match=r"resume was called in the middle"):
+                checkpoints.resume(state)
+            told.append(True)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(module, "to_stored", interrupted)
+        assert checkpoints.save(run.batches, state)
+        assert told == [True]
+    assert bits(resume(run_directory).train_state) == uninterrupted("pad")[0][1]
+
+
 # How a process ends.
 
 SCRIPT = """
@@ -1460,6 +1506,37 @@ def test_where_an_exit_starts_no_threads_a_save_waits_unless_with_does(
     told = re.search(r"the loop waited (.+), (.+) in all", caplog.text)
     assert told is not None
     assert is_closed_in_time or told[1] == told[2]
+
+
+FORK = """
+    import os, threading, time
+    fsync = os.fsync
+    os.fsync = lambda file: (time.sleep(0.05), fsync(file))
+    next(run.batches)
+    checkpoints.save(run.batches, state)
+    if (child := os.fork()) == 0:
+        try:
+            checkpoints.save(run.batches, state)
+        except RuntimeError as error:
+            print(error, flush=True)
+        checkpoints.close()
+        threading._shutdown()  # as children of multiprocessing end: JAX's own end can crash in one
+        os._exit(5)
+    assert not os.path.exists(f"{sys.argv[1]}/4")
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_child_ends_while_its_parent_saves_and_cannot_save_itself(
+    run_directory: pathlib.Path,
+) -> None:
+    done = run_script(run_directory, f"with checkpoints:{FORK}")
+    assert done.returncode == 0, done.stderr
+    told, code = done.stdout.splitlines()
+    assert re.search(r"were opened by process \d+, of which this is a fork", told)
+    assert code == "5"
+    assert names(run_directory) == [".lock", "3", "4"]
+    assert checkpointing.load(run_directory)[0].step == 4
 
 
 FAIL = """
