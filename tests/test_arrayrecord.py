@@ -431,3 +431,9 @@ def test_a_file_is_there_when_it_is_complete(tmp_path: pathlib.Path) -> None:
     with pytest.raises(OSError, match=r"cannot be written"):
         write_array_record(tmp_path / "none" / "a.array_record", [{"x": 1}])
     assert list(tmp_path.iterdir()) == []
+    write_array_record(tmp_path / "a.array_record", [{"x": 1}])
+    written = (tmp_path / "a.array_record").read_bytes()
+    with pytest.raises(FileExistsError, match="is there already; name another file"):
+        write_array_record(tmp_path / "a.array_record", [{"x": 2}])
+    assert (tmp_path / "a.array_record").read_bytes() == written
+    assert [path.name for path in tmp_path.iterdir()] == ["a.array_record"]

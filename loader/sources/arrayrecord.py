@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -148,16 +149,19 @@ def write_array_record(
     """Writes records to an ArrayRecord file that `ArrayRecordSource` reads as it is.
 
     Args:
-      path: of the file, usually ``*.array_record``. It is there when it is complete.
+      path: of the file, usually ``*.array_record``. It is there when it is complete, and not before.
       records: as for `encode_record`.
       options: of ArrayRecord's writer. In groups of one record, random reads are fastest.
 
     Raises:
       TypeError, ValueError: a record that cannot be encoded, or none.
+      FileExistsError: there is something of that name.
       OSError: the file cannot be written.
     """
     target = pathlib.Path(path)
-    partial = target.with_name(f".{target.name}.partial")
+    if os.path.lexists(target):
+        raise FileExistsError(f"{str(target)!r} is there already; name another file, or move it")
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     writer = array_record().ArrayRecordWriter(str(partial), options)
     count = 0
     try:
@@ -167,7 +171,9 @@ def write_array_record(
         if not count:
             raise ValueError(f"there is no record to write to {str(target)!r}")
         writer.close()
-        partial.replace(target)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.rename(target)
     except RuntimeError as error:
         raise OSError(f"{str(target)!r} cannot be written: {error}") from error
     finally:
