@@ -244,10 +244,9 @@ class LocalStorage:
     def _clean(self) -> None:
         """Removes what killed processes left: saves that never committed, and deletions half done."""
         for path in self.path.iterdir():
+            # Of another name it is another program's, which may be at work.
             step, suffix, rest = path.name.partition(TMP_SUFFIX)
-            if (
-                is_step(step) and suffix and not rest
-            ):  # else another program's, which may be at work
+            if is_step(step) and suffix and not rest:
                 _remove(path)
         self._empty_trash()
 
