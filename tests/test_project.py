@@ -551,6 +551,20 @@ def test_the_scripts_can_be_run(script: str) -> None:
     subprocess.run(["bash", "-n", ROOT / script], check=True)
 
 
+def test_setup_leaves_an_environment_that_it_has_not_made(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / ".venv").mkdir()
+    for script in ("scripts/setup", "scripts/environment"):
+        (tmp_path / script).write_bytes((ROOT / script).read_bytes())
+    (tmp_path / "requirements.lock").write_text("")
+    (tmp_path / ".venv/pyvenv.cfg").write_text("home = /usr/bin\nprompt = mine\n")
+    command = ["bash", str(tmp_path / "scripts/setup")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert ".venv is an environment that was not made here. Move it away" in done.stderr
+    assert [path.name for path in (tmp_path / ".venv").iterdir()] == ["pyvenv.cfg"]
+
+
 # --- the settings of these tests ----------------------------------------------------------------
 
 
