@@ -12,6 +12,8 @@ import numpy.typing as npt
 from checkpointing.manifest import Manifest
 from checkpointing.step_log import Delivery, Part
 from loader import dataset_digest
+from loader.leaves import raw_bytes
+from loader.told_apart import in_print
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +36,11 @@ class RunDifference:
     reference: str
     drilled: str
     note: str = ""
+
+    def __post_init__(self) -> None:
+        shown = in_print([self.reference, self.drilled])
+        object.__setattr__(self, "reference", shown[self.reference])
+        object.__setattr__(self, "drilled", shown[self.drilled])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -325,7 +332,7 @@ def _distance(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> tuple[float | None, f
 
 def _bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """The bytes of each element: uint8[size, itemsize]."""
-    return np.frombuffer(array.tobytes(), np.uint8).reshape(array.size, -1)
+    return np.frombuffer(raw_bytes(array), np.uint8).reshape(array.size, -1)
 
 
 def _leaf(leaf: Any) -> str:

@@ -31,6 +31,7 @@ from loader.grain_stream import GrainIterator, GrainStream
 from loader.keys import KEYS_VERSION
 from loader.mixture import combined
 from loader.sources import Verify as DataVerify
+from loader.told_apart import in_print
 from loader.transforms import transform_identity
 from loader.turns import TURNS_VERSION
 
@@ -503,6 +504,20 @@ def json_value(value: Any, where: str) -> Any:
     return copy
 
 
+def settings(name: str, value: Any) -> dict[str, Any]:
+    """Settings of the user's, as JSON gives them back; ``None`` is none.
+
+    Raises:
+      TypeError: they are no mapping, or JSON cannot hold them.
+    """
+    if value is not None and not isinstance(value, Mapping):
+        raise TypeError(
+            f'{name} must map names to values, such as {{"learning_rate": 0.1}}, not be {value!r:.80}'
+        )
+    found: dict[str, Any] = json_value(dict(value or {}), name)
+    return found
+
+
 def config_with(pipeline: Pipeline, config: Mapping[str, Any]) -> Pipeline:
     """The same source and transform under the config of a checkpoint."""
     return Pipeline(pipeline.source, PipelineConfig.from_dict(config), pipeline.transform)
@@ -517,12 +532,12 @@ def _canonical(value: Any) -> bytes:
 def _diff_mappings(
     prefix: str, before: Mapping[str, Any], now: Mapping[str, Any]
 ) -> Iterable[Difference]:
-    for name in [*before, *(name for name in now if name not in before)]:
+    for name, shown in in_print([*before, *now]).items():
         values = before.get(name, _ABSENT), now.get(name, _ABSENT)
         if all(isinstance(value, Mapping) for value in values):
-            yield from _diff_mappings(f"{prefix}{name}.", *values)
+            yield from _diff_mappings(f"{prefix}{shown}.", *values)
         else:
-            yield from _diff_values(prefix + name, *values)
+            yield from _diff_values(prefix + shown, *values)
 
 
 class _Absent:

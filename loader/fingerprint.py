@@ -24,7 +24,7 @@ from loader.file_marks import FileMarks
 from loader.leaves import ID_COLUMN, MARK_HEX, Leaves, Read, digest_rows, raw_bytes
 from loader.parallel import usable_cores
 from loader.progress import Work
-from loader.told_apart import told_apart
+from loader.told_apart import in_print, told_apart
 
 FINGERPRINT_VERSION: Final = 1
 MAX_CHUNKS: Final = 2048
@@ -117,7 +117,8 @@ class Difference:
     Attributes:
       name: such as ``dataset.y`` or ``batch_size``.
       checkpoint: the value of the first one, a checkpoint's as a rule, as text.
-      now: that of the second one.
+      now: that of the second one. Where both look alike and are not, such as an accent that is a
+        character of its own and one that is not, both are shown in ASCII.
       note: a remark, such as which records differ; else empty.
     """
 
@@ -125,6 +126,11 @@ class Difference:
     checkpoint: str
     now: str
     note: str = ""
+
+    def __post_init__(self) -> None:
+        shown = in_print([self.checkpoint, self.now])
+        object.__setattr__(self, "checkpoint", shown[self.checkpoint])
+        object.__setattr__(self, "now", shown[self.now])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -296,9 +302,10 @@ class Fingerprint:
         found += self._file_differences(other, source)
         comparable = (self.files is None) == (other.files is None)
         where = self._where(changed, marks, other, source)
-        for name in sorted({*self.columns, *other.columns}, key=lambda name: (name != "id", name)):
+        names = in_print({*self.columns, *other.columns})
+        for name in sorted(names, key=lambda name: (name != "id", name)):
             before, after = self.columns.get(name), other.columns.get(name)
-            label = f"dataset.{name}"
+            label = f"dataset.{names[name]}"
             if before is None or after is None:
                 found.append(Difference(label, _brief(before), _brief(after)))
             elif (before.dtype, before.shape) != (after.dtype, after.shape):
@@ -425,7 +432,8 @@ def dataset_digest(*arrays: npt.ArrayLike) -> str:
     """SHA-256 over each array's dtype, shape and bytes, in turn.
 
     The formula of the lesson "Design an input pipeline": for each array, ``str(dtype)``,
-    ``str(shape)`` and the bytes in C order.
+    ``str(shape)`` and the bytes in C order. Bytes of an element that are part of no value (of a
+    `numpy.longdouble`, say) count as zeros.
 
     Args:
       *arrays: arrays of any dtype but object.
@@ -473,6 +481,7 @@ def fingerprint(
       TypeError: it is no source.
       Exception: any that the source raises; of several, that of the first rows.
     """
+    check_records(source)
     if not hasattr(source, "fields") or not hasattr(source, "read"):
         raise TypeError(
             f"source must be a RecordSource, such as an ArraySource, not {type(source).__name__}: a sequence of "
@@ -491,6 +500,25 @@ def fingerprint(
         for name, column in found.columns.items()
     }
     return Fingerprint(total, columns, chunk, found.marks)
+
+
+def check_records(source: object) -> None:
+    """Checks that what is given as a source is no stream: a `Pipeline` has all the members of one.
+
+    Raises:
+      TypeError: it is a stream; tells where its source is.
+    """
+    if not (hasattr(source, "iterate") and (hasattr(source, "grid") or hasattr(source, "chain"))):
+        return
+    if hasattr(source, "source"):
+        instead = "use its .source"
+    elif hasattr(source, "parts"):
+        instead = "use the .source of one of its .parts"
+    else:
+        instead = "use the source that its chain reads from"
+    raise TypeError(
+        f"a {type(source).__name__} is a stream of batches, and a source of records is wanted: {instead}"
+    )
 
 
 def leaves(

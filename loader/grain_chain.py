@@ -10,6 +10,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 from loader.fingerprint import Difference
+from loader.told_apart import in_print
 from loader.transforms import transform_identity
 
 #: Of how chains are described. Another one is refused.
@@ -146,10 +147,10 @@ class GrainChain:
 def _diff_settings(
     name: str, before: Mapping[str, Any], now: Mapping[str, Any]
 ) -> Iterable[Difference]:
-    for key in {**before, **now}:
+    for key, shown in in_print([*before, *now]).items():
         a, b = (json.dumps(one[key]) if key in one else "absent" for one in (before, now))
         if a != b:
-            yield Difference(f"{name}.{key}", a, b)
+            yield Difference(f"{name}.{shown}", a, b)
 
 
 def _add(dataset: Any, links: list[dict[str, Any]], numbers: dict[int, int]) -> int:

@@ -127,3 +127,19 @@ def test_the_end_of_a_worker_is_told(exit_code: int, end: str, hint: str) -> Non
     )
     assert hint in text
     assert bool(hint) == (not text.endswith("anew."))
+
+
+def test_values_that_print_alike_are_told_apart() -> None:
+    error = CheckpointMismatchError(
+        "run step 1",
+        [
+            Difference("transform.name", "caf\xe9", "cafe\u0301"),
+            Difference("next_ids", "['caf\xe9']", "['cafe\u0301']"),
+            Difference("run_config.long", "x" * 300 + "a", "x" * 300 + "b"),
+            Difference("run_config.longer", "x" * 300, "x" * 301),
+        ],
+    )
+    shown = [line.split()[2::2] for line in str(error).splitlines()[1:5]]
+    assert shown[:2] == [["caf\\xe9", "cafe\\u0301"], ["['caf\\xe9']", "['cafe\\u0301']"]]
+    assert shown[2] == ["..." + "x" * 20 + "a", "..." + "x" * 20 + "b"]
+    assert shown[3] == ["..." + "x" * 20, "..." + "x" * 21]

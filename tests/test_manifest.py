@@ -513,3 +513,27 @@ def test_a_manifest_is_at_most_64_kib_at_any_number_of_records(num_records: int,
     if len(name) < 1000:
         assert manifest.next_ids
         assert manifest.next_ids == tuple(pipeline.ids(2).tolist()[: len(manifest.next_ids)])
+
+
+def test_names_and_values_that_look_alike_are_told_apart() -> None:
+    def of(name: str, text: str) -> Identity:
+        source = loader.ArraySource({name: np.arange(9)}, ids=[f"{text}{i}" for i in range(9)])
+        config = PipelineConfig(3, seed=1, final_batch="pad", exclude=(f"{text}0",))
+        run_config = {"same": {name: 1}, "list": [text]}
+        pipeline = Pipeline(source, config, functools.partial(double, mode=text))
+        return Identity.of(pipeline, run_config, describe({name: np.zeros(1)}))
+
+    composed, split = "caf\xe9", "cafe\u0301"
+    found = of(composed, composed).diff(of(split, split))
+    shown = {one.name: (one.checkpoint, one.now) for one in found}
+    assert len(shown) == len(found) == 10
+    assert all(text.isascii() for name, texts in shown.items() for text in (name, *texts))
+    assert all(before != now for before, now in shown.values())
+    for prefix in ("dataset.", "run_config.same.", "train_state/"):
+        assert shown[rf"{prefix}caf\xe9"][1] == shown[rf"{prefix}cafe\u0301"][0] == "absent"
+    assert shown["run_config.list"] == (r"['caf\xe9']", r"['cafe\u0301']")
+    assert shown["exclude"] == (r"['caf\xe90']", r"['cafe\u03010']")
+    assert shown["transform.name"] == (r"double(mode='caf\xe9')", r"double(mode='cafe\u0301')")
+    only = of(composed, composed).diff(of(composed, split))
+    names = {one.name for one in only}
+    assert names == {"dataset.id", "exclude", "run_config.list", "transform.name"}
