@@ -27,6 +27,7 @@ import numpy.typing as npt
 from loader.batching import Batch, Position, spread
 from loader.config import PipelineConfig
 from loader.fingerprint import Fingerprint
+from loader.leaves import without_padding
 from loader.pipeline import Pipeline, ReadOptions
 from loader.progress import counted
 from loader.sources import Field
@@ -191,7 +192,7 @@ def _marks_of(array: npt.NDArray[Any]) -> tuple[str, list[str]]:
     if array.dtype.kind in "SU":
         # How wide an array of strings is depends on which others it was made with.
         array = np.array(array.tolist(), array.dtype.kind).reshape(array.shape)
-    records = np.ascontiguousarray(array).reshape(len(array), -1)
+    records = np.ascontiguousarray(without_padding(array)).reshape(len(array), -1)
     digests = [hashlib.blake2b(record.tobytes(), digest_size=8).hexdigest() for record in records]
     return f"{array.dtype}{list(array.shape)}", digests
 

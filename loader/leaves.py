@@ -10,6 +10,8 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Self
 
@@ -24,6 +26,9 @@ MARK_HEX: Final = 12  # 48 bits: a mark only places a difference that whole dige
 
 _SHARED_BYTES: Final = 1 << 20
 _NARROW: Final = 64
+#: x86's extended precision: bits of its mantissa, as NumPy counts them, and its bytes.
+_EXTENDED_NMANT: Final = 63
+_EXTENDED_BYTES: Final = 10
 
 #: IDs, under `ID_COLUMN`, and all fields, of the rows from one to another.
 Read = Callable[[int, int], Mapping[str, npt.NDArray[Any]]]
@@ -233,10 +238,52 @@ class _Column:
 
 
 def raw_bytes(array: npt.NDArray[Any]) -> Any:
-    """An array's bytes in C order, without a copy where it is contiguous."""
+    """An array's bytes in C order, without a copy where it is contiguous; padding as zeros."""
     if array.nbytes == 0:
         return b""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    return np.ascontiguousarray(without_padding(array)).reshape(-1).view(np.uint8).data
+
+
+def without_padding(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The array; where its elements have bytes that are part of no value, a copy with zeros there.
+
+    What stands in these bytes is left by whatever was in memory before: of equal arrays it may differ.
+    A `numpy.longdouble` has some (of its 16 bytes on x86, 10 hold a value), and so has a structured
+    dtype with gaps between its fields.
+    """
+    unused = _padding(array.dtype)
+    if unused is None or array.nbytes == 0:
+        return array
+    copy = np.array(array, order="C")
+    copy.reshape(-1).view(np.uint8).reshape(-1, array.dtype.itemsize)[:, unused] = 0
+    return copy
+
+
+@functools.cache
+def _padding(dtype: np.dtype[Any]) -> npt.NDArray[np.intp] | None:
+    """Places of an element's bytes that are part of no value, if there are any."""
+    unused = np.flatnonzero(~_valued(dtype))
+    return unused if unused.size else None
+
+
+def _valued(dtype: np.dtype[Any]) -> npt.NDArray[np.bool_]:
+    """Which of an element's bytes are part of a value."""
+    if dtype.subdtype is not None:
+        part, shape = dtype.subdtype
+        return np.tile(_valued(part), math.prod(shape))
+    if dtype.names is not None and dtype.fields is not None:
+        valued = np.zeros(dtype.itemsize, np.bool_)
+        for field, offset, *_ in (dtype.fields[name] for name in dtype.names):
+            valued[offset : offset + field.itemsize] |= _valued(field)
+        return valued
+    valued = np.ones(dtype.itemsize, np.bool_)
+    if dtype.char in "gG" and np.finfo(np.longdouble).nmant == _EXTENDED_NMANT:
+        parts = valued.reshape(2 if dtype.char == "G" else 1, -1)
+        if dtype.isnative == (sys.byteorder == "little"):
+            parts[:, _EXTENDED_BYTES:] = False
+        else:
+            parts[:, :-_EXTENDED_BYTES] = False
+    return valued
 
 
 def _bytes_of(array: npt.NDArray[Any], rows: list[int]) -> tuple[Any, list[int]]:
@@ -244,7 +291,7 @@ def _bytes_of(array: npt.NDArray[Any], rows: list[int]) -> tuple[Any, list[int]]
 
     Strings are given as UTF-8, each after its length and a colon: the width NumPy stores them in
     is no part of what they say. Nor are the gaps of an aligned structured dtype, which a copy need
-    not keep.
+    not keep; what else of an element is part of no value is given as zeros.
     """
     if array.dtype.kind == "U":
         each = array.size // len(array)

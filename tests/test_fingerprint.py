@@ -928,3 +928,26 @@ def test_a_fingerprint_can_be_read_where_it_is_printed() -> None:
     printed = repr(identify(ArraySource({"x": np.arange(2000)})))
     assert len(printed) < 500
     assert "int64" in printed
+
+
+PINNED_GAPS: Final = "sha256:3e5b4dd0605a30972bef6ec374f4eeb7bc3358314050af0dcbc7e5fdfbc4fa81"
+PINNED_EXTENDED: Final = "sha256:55cf463dcd9f8aceb41779aec9e899a6fc4f0e3496273577930be2b550a8c07b"
+
+
+def test_digest_of_gaps_and_zeroed_padding_is_pinned() -> None:
+    """As it was before padding was taken for zeros."""
+    parts = [("c", "u1"), ("d", "<f8")]
+    gaps = np.dtype([("a", "<i2"), ("b", parts), ("e", "u1", (3,))], align=True)
+    x = np.zeros(3, gaps)
+    x["a"], x["b"]["c"], x["b"]["d"], x["e"] = [1, 2, 3], 7, 0.5, 9
+    assert digest({"x": x}) == PINNED_GAPS
+    if np.dtype(np.longdouble).str == "<f16" and np.finfo(np.longdouble).nmant == 63:  # as on x86
+        assert digest({"x": np.zeros(3, np.longdouble)}) == PINNED_EXTENDED
+
+
+def test_equal_long_doubles_of_different_computations_are_the_same_data() -> None:
+    ones = np.ones(9, np.longdouble)
+    found = digest({"x": ones})
+    assert digest({"x": np.sqrt(ones)}) == digest({"x": np.arange(9) * 0 + ones}) == found
+    assert loader.dataset_digest(ones) == loader.dataset_digest(np.sqrt(ones))
+    assert digest({"x": ones * 2}) != found

@@ -5,7 +5,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -131,6 +131,69 @@ def test_large_columns_are_shared_among_threads_and_have_the_same_leaves(
     assert {name: column.digests for name, column in found.columns.items()} == one_pass(arrays, 2)[
         0
     ]
+
+
+def filled(array: Array, byte: int) -> Array:
+    """The same values, in memory that held something else before."""
+    made = np.empty(array.shape, array.dtype)
+    made.reshape(-1).view(np.uint8)[:] = byte
+    put(made, array)
+    return made
+
+
+def put(into: Array, values: Array) -> None:
+    """As an assignment, which may copy the bytes between values too, does not."""
+    if into.dtype.names is not None:
+        for name in into.dtype.names:
+            put(into[name], values[name])
+    elif into.dtype.char in "gG":
+        np.add(values, 0, out=into)
+    else:
+        into[...] = values
+
+
+EXTENDED: Final = np.dtype([("a", "u1"), ("b", np.longdouble)], align=True)
+OF_PARTS: Final = np.dtype([("a", "u1"), ("b", ALIGNED, (2,))], align=True)
+
+
+@pytest.mark.parametrize(
+    "dtype", [np.longdouble, np.clongdouble, EXTENDED, ALIGNED, OF_PARTS], ids=str
+)
+def test_bytes_that_are_part_of_no_value_do_not_matter(dtype: Any) -> None:
+    zeros = np.zeros((5, 2), dtype)
+    values = filled(zeros, 0)
+    found = digested({ID_COLUMN: np.arange(5), "x": values}, 2)
+    for byte in (0, 255):
+        other = filled(zeros, byte)
+        assert (other.tobytes() != zeros.tobytes()) == (
+            byte > 0 and module._padding(np.dtype(dtype)) is not None
+        )
+        assert digested({ID_COLUMN: np.arange(5), "x": other}, 2) == found
+        assert bytes(module.raw_bytes(other)) == bytes(zeros.nbytes)
+    changed = filled(zeros, 255)
+    changed.reshape(-1).view(np.uint8)[0] ^= 1  # of a value
+    assert digested({ID_COLUMN: np.arange(5), "x": changed}, 2).columns != found.columns
+
+
+def test_each_byte_of_a_value_matters() -> None:
+    values = np.array([1 / np.longdouble(3), -(np.longdouble(2) ** 99)], np.longdouble)
+    used = np.finfo(np.longdouble).nmant // 8 + 3  # of sign, exponent and mantissa, on any machine
+    orders: tuple[Literal["<", ">"], ...] = ("<", ">")
+    for order in orders:
+        array = values.astype(values.dtype.newbyteorder(order))
+        found = bytes(module.raw_bytes(array))
+        assert np.array_equal(np.frombuffer(found, array.dtype), array)
+        size = array.dtype.itemsize
+        for byte in range(used) if order == "<" else range(size - used, size):
+            changed = array.copy()
+            changed.view(np.uint8)[byte] ^= 1
+            assert bytes(module.raw_bytes(changed)) != found
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_of_other_dtypes_nothing_is_copied(dtype: Any) -> None:
+    array = np.zeros(4, dtype)
+    assert module.without_padding(array) is array
 
 
 def test_gaps_of_an_aligned_dtype_are_left_out() -> None:

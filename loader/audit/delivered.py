@@ -10,6 +10,7 @@ import numpy.typing as npt
 from loader.audit.keys import KeyCheck
 from loader.audit.report import Offender, Tally
 from loader.keys import KEY_FIELD
+from loader.leaves import without_padding
 from loader.sources import RecordSource
 
 Alignment = Callable[[dict[str, Any]], Any]
@@ -229,4 +230,4 @@ class FieldCheck:
 
 def _bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """The bytes of each record: uint8[k, bytes]. So NaN equals itself, and 0.0 is not -0.0."""
-    return np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8)
+    return np.ascontiguousarray(without_padding(array)).reshape(len(array), -1).view(np.uint8)
