@@ -29,7 +29,13 @@ import orbax.checkpoint as ocp
 from etils import epath  # type: ignore[import-untyped]  # the paths of Orbax, which brings it
 from jax.experimental import multihost_utils
 
-from checkpointing.directory import RunDirectory, StepDamagedError, Verify
+from checkpointing.directory import (
+    RunDirectory,
+    StepDamagedError,
+    Verify,
+    check_verify,
+    directory_text,
+)
 from checkpointing.errors import CheckpointDamagedError, CheckpointMismatchError
 from checkpointing.group import ElsewhereError, Processes
 from checkpointing.manifest import (
@@ -40,9 +46,9 @@ from checkpointing.manifest import (
     Stream,
     check_identity,
     is_end,
-    json_value,
     package_versions,
     place_of,
+    settings,
 )
 from checkpointing.matching import match
 from checkpointing.quiet import quiet_the_layers_below
@@ -73,6 +79,7 @@ from loader import (
     watch_progress,
 )
 from loader.amounts import bytes_text, seconds_text, things_text
+from loader.batching import as_integer
 from loader.grain_stream import GrainIterator, GrainStream
 from loader.sources import Verify as DataVerify
 
@@ -155,12 +162,12 @@ class Checkpoints:
             )
         self._save_every = _at_least_one("save_every", save_every)
         self._keep = _at_least_one("keep", keep)
-        self._run_config = json_value(dict(run_config or {}), "run_config")
+        self._run_config = settings("run_config", run_config)
         check_identity(pipeline)  # what cannot be identified is an error here
         self._pipeline = pipeline
         if not process_timeout_s > 0:
             raise ValueError(f"process_timeout_s must be more than 0, not {process_timeout_s}")
-        self._shown = os.fspath(directory)
+        self._shown = directory_text(directory)
         quiet_the_layers_below()
         self._processes = _processes(process_timeout_s)
         if isinstance(pipeline, GrainStream) and self._processes.are_several:
@@ -256,8 +263,7 @@ class Checkpoints:
                 f"allow can hold {sorted(ALLOWABLE)}, not {sorted(unknown)}: nothing else can "
                 "change without making it another run"
             )
-        if verify not in ("full", "manifest"):
-            raise ValueError(f'verify must be "full" or "manifest", not {verify!r}')
+        check_verify(verify)
         self._check_open()
         iterate = functools.partial(
             self._pipeline.iterate,
@@ -681,9 +687,12 @@ def load(
 
     Raises:
       FileNotFoundError: there is no such step, or none at all.
+      TypeError, ValueError: a bad argument, such as the directory of one step.
       CheckpointDamagedError: the step (or every step) is damaged.
       RuntimeError: a whole step cannot be read.
     """
+    step = None if step is None else as_integer("a step", step)
+    check_verify(verify)
     quiet_the_layers_below()
     where = RunDirectory(directory, write=False)
     steps = where.steps()

@@ -24,6 +24,7 @@ from checkpointing.storage import (
     StorageUnavailableError,
     Writer,
     check_size,
+    is_step,
 )
 from loader import Position
 from loader.progress import Work
@@ -59,7 +60,8 @@ class RunDirectory:
       timeout_s: seconds after which an object store is taken for one that does not answer.
 
     Raises:
-      ValueError: it is an address of a kind that is not supported.
+      TypeError: it is no path.
+      ValueError: it is an address of a kind that is not supported, or the directory of one step.
       ModuleNotFoundError: packages are not installed that it needs.
       OSError: it cannot be made or written, or another process (or object) has it open.
     """
@@ -72,7 +74,10 @@ class RunDirectory:
         timeout_s: float = _STORE_TIMEOUT_S,
     ) -> None:
         self._storage = _storage_at(path, timeout_s)
+        if self._storage.is_one_step():
+            raise ValueError(_of_one_step(os.fspath(path)))
         if write:
+            _check_name(os.fspath(path))
             self._storage.open()
 
     @property
@@ -267,8 +272,50 @@ def processes_in(manifest: Manifest) -> int | None:
     return len(found) or None
 
 
+def directory_text(path: str | os.PathLike[str]) -> str:
+    """A path, or an address, as it was given.
+
+    Raises:
+      TypeError: it is neither.
+    """
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str):
+        raise TypeError(
+            f"a run's directory is a path, or an address such as gs://bucket/name, as a string; not {path!r:.80}"
+        )
+    return text
+
+
+def check_verify(verify: Any) -> None:
+    """Raises ValueError for what is no `Verify`."""
+    if verify not in ("full", "manifest"):
+        raise ValueError(f'verify must be "full" or "manifest", not {verify!r:.80}')
+
+
+def _of_one_step(path: str) -> str:
+    """What to say of the directory of one step, or of an item in it."""
+    folder = path.rstrip("/")
+    if os.path.basename(folder) in ITEMS:  # noqa: PTH119 (of an address too)
+        folder = os.path.dirname(folder)  # noqa: PTH120 (as above)
+    run, name = os.path.split(folder)
+    what = f"{path} is of one step, not the directory of a run"
+    if not is_step(name):
+        return f"{what}: it holds steps under their numbers. Put this one into such a directory"
+    return f"{what}: give that, {run or '.'} (this is its step {name})"
+
+
+def _check_name(path: str) -> None:
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{path!a} cannot hold checkpoints: their arrays are written by names in UTF-8, and this one "
+            "has bytes (or halves of a surrogate pair) that are none. Give the directory another name"
+        ) from error
+
+
 def _storage_at(path: str | os.PathLike[str], timeout_s: float) -> Storage:
-    text = os.fspath(path)
+    text = directory_text(path)
     if not text:
         raise ValueError("the directory of the checkpoints is an empty text; name one, or give '.'")
     if text.startswith("~"):

@@ -22,6 +22,7 @@ from loader import (
     Segment,
     Turns,
 )
+from loader.fingerprint import check_records
 from loader.sources.identifiers import row_column
 from loader.turns import TURNS_VERSION
 
@@ -206,6 +207,7 @@ def _known_ids(
 
 def _check_source(expected: Fingerprint, source: RecordSource, where: str) -> None:
     """Raises if a source's IDs are not those of the run; they are read, and no record is."""
+    check_records(source)
     if len(source) != expected.num_records:
         raise ValueError(
             f"the source has {len(source)} records, and {where} is of {expected.num_records}: give "

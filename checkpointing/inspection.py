@@ -11,13 +11,20 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, Literal
 
 import loader
-from checkpointing.directory import RunDirectory, StepDamagedError, Verify, processes_in
+from checkpointing.directory import (
+    RunDirectory,
+    StepDamagedError,
+    Verify,
+    check_verify,
+    processes_in,
+)
 from checkpointing.errors import CheckpointMismatchError
 from checkpointing.history import segments_of
 from checkpointing.manifest import ALLOWABLE, Identity, Manifest, Stream, StreamIdentity
 from checkpointing.matching import match
 from checkpointing.storage import LeftOver, StepFiles, Writer
 from loader import Difference, GrainStream, Mixture, Pipeline, PipelineConfig, Position
+from loader.batching import as_integer
 from loader.progress import Work
 
 Health = Literal["intact", "damaged", "unreadable"]
@@ -214,19 +221,19 @@ def inspect_run(
     Raises:
       FileNotFoundError: there is no such directory, or it has not one of ``steps``.
       OSError: the directory cannot be read.
-      ValueError: a bad argument.
+      TypeError, ValueError: a bad argument, such as the directory of one step.
     """
-    if verify not in ("full", "manifest"):
-        raise ValueError(f'verify must be "full" or "manifest", not {verify!r}')
+    check_verify(verify)
+    wanted = None if steps is None else _numbers(steps)
     run = RunDirectory(directory, write=False)
     there = run.steps()
-    missing = sorted(set(steps or ()) - set(there))
+    missing = sorted(set(wanted or ()) - set(there))
     if missing:
         held = ", ".join(map(str, there[-8:])) or "none"
         raise FileNotFoundError(
             f"{os.fspath(directory)} has no step {missing[0]}; the newest that it has: {held}"
         )
-    chosen = there if steps is None else sorted(set(steps))
+    chosen = there if wanted is None else wanted
     reports: list[StepReport] = []
     newest: Manifest | None = None
     with Work(f"check of {os.fspath(directory)}", len(chosen), "steps") as work:
@@ -239,6 +246,14 @@ def inspect_run(
             work.advance()
     left_overs = tuple(run.left_overs())
     return RunReport(os.fspath(directory), verify, tuple(reports), newest, left_overs, run.writer())
+
+
+def _numbers(steps: Collection[int]) -> list[int]:
+    if not isinstance(steps, Iterable):
+        raise TypeError(
+            f"steps lists numbers of steps, such as [{steps!r:.40}], and is {steps!r:.40}"
+        )
+    return sorted({as_integer("a step", step) for step in steps})
 
 
 def _look_at(

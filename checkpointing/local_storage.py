@@ -71,15 +71,18 @@ class LocalStorage:
         self.path = pathlib.Path(os.path.abspath(os.fspath(path)))  # noqa: PTH100 (follows no link)
         self._release: Callable[[], Any] = lambda: None
 
+    def is_one_step(self) -> bool:
+        """By a manifest, or Orbax's description of a step, in it."""
+        step = self.path.parent if self.path.name in ITEMS else self.path
+        return any(os.path.lexists(step / name) for name in (MANIFEST_FILE, STEP_FILE))
+
     def open(self) -> None:
         """Makes the directory with its parents, locks it, and removes what killed writers have left."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             descriptor = _lock(self.path / _LOCK)
-        except FileExistsError as error:
-            raise NotADirectoryError(
-                errno.ENOTDIR, "checkpoints need a directory, and this is a file", str(self.path)
-            ) from error
+        except (FileExistsError, NotADirectoryError) as error:
+            raise _no_directory(self.path) from error
         self._descriptor = descriptor
         self._release = weakref.finalize(self, _unlock, descriptor)
         _open_locks.add(self._release)
@@ -389,7 +392,16 @@ def sync(path: pathlib.Path) -> None:
 
 def _lock(path: pathlib.Path) -> int:
     """Takes the lock, which is held for as long as the descriptor that it returns is open."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    how = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(path, how, 0o666)
+    except OSError as error:
+        if error.errno in (errno.EISDIR, errno.ELOOP, errno.ENXIO):
+            raise _no_lock(path) from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _no_lock(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -407,6 +419,33 @@ def _lock(path: pathlib.Path) -> int:
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()} {secrets.token_hex(16)}".encode(), 0)
     return descriptor
+
+
+def _no_lock(path: pathlib.Path) -> OSError:
+    """What to raise where something else stands in the place of the lock."""
+    return OSError(
+        errno.EINVAL,
+        f"the lock of these checkpoints is a file, and in its place is {_kind(path)}: whoever put it there, "
+        "it is not ours. Move it away, or use another directory",
+        str(path),
+    )
+
+
+def _no_directory(path: pathlib.Path) -> OSError:
+    """What to raise where something else stands in the place of the directory, or of one above it."""
+    first = next(place for place in (path, *path.parents) if os.path.lexists(place))
+    return NotADirectoryError(
+        errno.ENOTDIR, f"checkpoints need a directory, and this is {_kind(first)}", str(first)
+    )
+
+
+def _kind(path: pathlib.Path) -> str:
+    """What stands at a path."""
+    if path.is_symlink():
+        target = f"a symbolic link to {os.readlink(path)}"  # noqa: PTH115 (as it is written)
+        return target if path.exists() else f"{target}, where there is nothing"
+    kinds = {"a file": path.is_file, "a directory": path.is_dir, "a named pipe": path.is_fifo}
+    return next((kind for kind, is_it in kinds.items() if is_it()), "a socket or a device")
 
 
 def _files(step: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:

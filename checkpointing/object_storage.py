@@ -98,6 +98,16 @@ class ObjectStorage:
         for name, value in _TENSORSTORE.items():
             os.environ.setdefault(name, value)
 
+    def is_one_step(self) -> bool:
+        """By a manifest in it; looked for where its name is a number, to spare others the request."""
+        if not is_step(self.path.rpartition("/")[2]):
+            return False
+        try:
+            self._objects.get(MANIFEST_FILE, 0)
+        except FileNotFoundError:
+            return False
+        return True
+
     def open(self) -> None:
         """Takes the run over from whoever had it, and finishes what killed writers have left half done."""
         before = self._writer()

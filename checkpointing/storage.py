@@ -111,6 +111,9 @@ class Storage(Protocol):
     path: Any
     timeout_s: float | None
 
+    def is_one_step(self) -> bool:
+        """Whether it is where one step lies, or an item of it, and not a run."""
+
     def open(self) -> None:
         """Becomes the writer, and removes what killed writers have left.
 

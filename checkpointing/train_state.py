@@ -96,6 +96,7 @@ def describe(train_state: Any) -> tuple[Leaf, ...]:
     Raises:
       TypeError: a leaf is neither an array, nor a PRNG key, nor a number, or two leaves are one
         variable of Flax's; names it.
+      ValueError: a key is no text that can be stored.
     """
     _check_not_shared(train_state)
     return tuple(_describe(path, leaf) for path, leaf in leaves_by_path(train_state).items())
@@ -107,12 +108,15 @@ def leaves_by_path(tree: Any) -> dict[str, Any]:
     Raises:
       TypeError: two leaves have the same path (an attribute and a key of the same name, say), or
         paths that are the same to Orbax, which joins keys by dots: ``{"a.b": 1, "a": {"b": 2}}``.
+      ValueError: a key cannot be encoded as UTF-8.
     """
     by_path: dict[str, Any] = {}
     taken: dict[str, str] = {}
     for keys, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         names = [_name(key) for key in keys]
         path = _joined(names)
+        if not path.isascii():
+            _check_text(path)
         other = taken.setdefault(".".join(names), path)
         if path in by_path or other != path:
             raise TypeError(
@@ -121,6 +125,16 @@ def leaves_by_path(tree: Any) -> dict[str, Any]:
             )
         by_path[path] = leaf
     return by_path
+
+
+def _check_text(path: str) -> None:
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"a key in {path!a} of the train state is no text: it holds a half of a surrogate pair, which "
+            "nothing can be stored under. Rename it"
+        ) from error
 
 
 def is_abstract(train_state: Any) -> bool:

@@ -7,6 +7,7 @@ records of the current epoch that have been delivered; ``step`` counts batches f
 import dataclasses
 import functools
 import operator
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
@@ -59,6 +60,38 @@ def _checked(name: str, value: Any) -> int:
     if not 0 <= value < _LIMIT:
         raise ValueError(f"{name} of a position must be 0 to 2**63 - 1, not {value}")
     return int(value)
+
+
+def as_integer(what: str, value: Any) -> int:
+    """A number that counts something, from any kind of integer.
+
+    Args:
+      what: it is, for the message, such as ``"a step"``.
+      value: given for it.
+
+    Raises:
+      TypeError: it is something else, a truth value, say.
+    """
+    try:
+        if isinstance(value, bool | np.bool_):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what} is an integer, not {value!r:.80}") from None
+
+
+def as_length(num_steps: int) -> int:
+    """A number of batches, as ``len`` can give it.
+
+    Raises:
+      OverflowError: it is too large for that.
+    """
+    if num_steps > sys.maxsize:
+        raise OverflowError(
+            f"the stream has {num_steps} batches, and len() can tell of {sys.maxsize} at most: num_epochs is "
+            "too large. It can be iterated all the same; None is the num_epochs of a stream without end"
+        )
+    return num_steps
 
 
 @dataclasses.dataclass(frozen=True)

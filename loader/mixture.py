@@ -1,7 +1,6 @@
 """Several pipelines as one stream: which one gives the batch of a step is a function of the step alone."""
 
 import dataclasses
-import operator
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from typing import Any, Final, SupportsIndex
@@ -9,7 +8,7 @@ from typing import Any, Final, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from loader.batching import Batch, Position
+from loader.batching import Batch, Position, as_integer, as_length
 from loader.device import Device, check_device, sharding_of
 from loader.fingerprint import ColumnDigest, Fingerprint
 from loader.pipeline import BatchIterator, NumberedBatches, OnBatch, Pipeline, ReadOptions
@@ -90,10 +89,11 @@ class Mixture:
 
         Raises:
           TypeError: no part has an end.
+          OverflowError: there are more than ``sys.maxsize``.
         """
         if self.grid.num_steps is None:
             raise TypeError("a mixture of parts without end runs on and has no length")
-        return self.grid.num_steps
+        return as_length(self.grid.num_steps)
 
     def turn(self, step: SupportsIndex) -> Turn:
         """Which part gives the batch of a step, and which of its own batches that is.
@@ -114,7 +114,7 @@ class Mixture:
         """
         if part not in self._parts:
             raise KeyError(f"{part!r} is none of the parts {', '.join(self._parts)}")
-        return self._step(self.turns.step_of(part, operator.index(step)))
+        return self._step(self.turns.step_of(part, as_integer("a step", step)))
 
     def delivered(self, step: SupportsIndex) -> dict[str, Position]:
         """Where each part stands before the batch of a step: its epochs, offset and batches so far.
@@ -262,10 +262,7 @@ class Mixture:
         return combined({name: pipeline.fingerprint(verify=verify) for name, pipeline in parts})
 
     def _step(self, step: SupportsIndex, *, and_end: bool = False) -> int:
-        try:
-            number = operator.index(step)
-        except TypeError:
-            raise TypeError(f"a step is an integer, not {step!r}") from None
+        number = as_integer("a step", step)
         steps = self.grid.num_steps
         if not 0 <= number < min((steps + and_end) if steps is not None else 2**63, 2**63):
             raise IndexError(f"step {number} is not one of the {steps or 'unlimited'} steps from 0")

@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol, SupportsIndex, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from loader.batching import Batch, Grid, Position, Segment, spread
+from loader.batching import Batch, Grid, Position, Segment, as_integer, as_length, spread
 from loader.config import PipelineConfig
 from loader.device import Device, check_device, sharding_of, to_device
 from loader.errors import PUT_BACK, DataChangedError, RecordReadError
@@ -131,17 +131,18 @@ class Pipeline:
 
         Raises:
           TypeError: ``num_epochs`` is ``None``, so that the stream has no end.
+          OverflowError: there are more than ``sys.maxsize``.
         """
         steps = self.grid.num_steps
         if steps is None:
             raise TypeError("a pipeline with num_epochs=None runs on and has no length")
-        return steps
+        return as_length(steps)
 
     @property
     def dataset(self) -> grain.MapDataset[Batch]:
         """The stream as a `grain.MapDataset` with a batch as element, to chain Grain's transformations.
 
-        Its length is that of the pipeline; ``sys.maxsize`` where that has no end.
+        Its length is that of the pipeline; ``sys.maxsize`` where that has no end, or a later one.
         """
         return self.batches_from(Position())
 
@@ -240,10 +241,7 @@ class Pipeline:
           IndexError: there is no such batch.
           TypeError: ``step`` is not an integer.
         """
-        try:
-            number = operator.index(step)
-        except TypeError:
-            raise TypeError(f"a step is an integer, not {step!r}") from None
+        number = as_integer("a step", step)
         steps = self.grid.num_steps
         if not 0 <= number < min(steps or 2**63, 2**63):
             raise IndexError(f"step {number} is not one of the {steps or 'unlimited'} steps from 0")
@@ -259,8 +257,10 @@ class Pipeline:
           int64[k] or str[k], fewer than a batch.
 
         Raises:
+          TypeError: ``epoch`` is not an integer.
           ValueError: there is no such epoch.
         """
+        epoch = as_integer("an epoch", epoch)
         epochs = self.config.num_epochs
         if epoch < 0 or (epochs is not None and epoch >= epochs):
             raise ValueError(f"epoch {epoch} is not one of the {epochs or 'unlimited'} from 0")

@@ -639,12 +639,12 @@ def test_bad_arguments_are_refused_before_anything_is_made(run_directory: pathli
         ("run_config", {"a": object()}, TypeError),
         ("run_config", {"a": float("nan")}, TypeError),
         ("run_config", {1: 2}, TypeError),
-        ("directory", None, TypeError),
-        ("directory", 3, TypeError),
+        *(("run_config", wrong, TypeError) for wrong in ([1], "ab", (), 0, [("a", 1)])),
+        *(("directory", wrong, TypeError) for wrong in (None, 3, b"x")),
     ):
         given: dict[str, Any] = {"directory": run_directory, "pipeline": pipeline}
         given |= {"save_every": 1, "keep": 1}
-        with pytest.raises(kind, match=name if name != "directory" else None):
+        with pytest.raises(kind, match=name):
             Checkpoints(**{**given, name: value})
     assert not run_directory.exists()
 
@@ -655,6 +655,8 @@ def test_a_bad_way_to_verify_is_refused(copied: pathlib.Path) -> None:
         with pytest.raises(ValueError, match='verify must be "full" or "manifest", not'):
             checkpoints.resume(a_state(), verify=verify)
         assert checkpoints.resume(a_state(), verify="manifest").position.step == 3
+    with pytest.raises(ValueError, match='verify must be "full" or "manifest", not'):
+        checkpointing.load(copied, verify=verify)
 
 
 def test_steps_off_the_multiples_are_saved_only_by_force(run_directory: pathlib.Path) -> None:
@@ -851,6 +853,18 @@ def test_load_says_what_is_not_there_or_damaged(
 ) -> None:
     with pytest.raises(FileNotFoundError, match="has no step 7"):
         checkpointing.load(copied, 7)
+    wrong: Any
+    for wrong in ("3", 3.0, True, [3]):
+        for read in (checkpointing.load, lambda path, step: inspect_run(path, steps=[step])):
+            with pytest.raises(TypeError, match=re.escape(f"a step is an integer, not {wrong!r}")):
+                read(copied, wrong)
+    wrong = 3
+    with pytest.raises(TypeError, match=r"steps lists numbers of steps, such as \[3\], and is 3"):
+        inspect_run(copied, steps=wrong)
+    assert checkpointing.load(copied, np.int64(3))[0].step == 3  # type: ignore[arg-type]
+    for look in (checkpointing.load, inspect_run, checkpointing.provenance):
+        with pytest.raises(ValueError, match="is of one step, not the directory of a run"):
+            look(copied / "3")
     with pytest.raises(FileNotFoundError):
         checkpointing.load(tmp_path / "none")
     (tmp_path / "empty").mkdir()

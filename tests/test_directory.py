@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -372,9 +373,65 @@ def test_a_file_in_the_place_of_the_directory_is_an_error_that_says_so(
     at: str, tmp_path: pathlib.Path
 ) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(NotADirectoryError, match="file"):
+    with pytest.raises(NotADirectoryError, match="need a directory, and this is a file") as caught:
         RunDirectory(tmp_path / at)
+    assert caught.value.filename == str(tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("at", ["link", "link/below"])
+def test_a_link_in_the_place_of_the_directory_is_called_one(
+    at: str, tmp_path: pathlib.Path
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("gone")
+    with pytest.raises(NotADirectoryError, match="a symbolic link to gone, where there is nothing"):
+        RunDirectory(tmp_path / at)
+    (tmp_path / "file").write_text("mine")
+    link.unlink()
+    link.symlink_to("file")
+    with pytest.raises(NotADirectoryError, match="this is a symbolic link to file: "):
+        RunDirectory(tmp_path / at)
+    link.unlink()
+    (tmp_path / "gone").mkdir()
+    link.symlink_to("gone")
+    RunDirectory(tmp_path / at).close()
+    assert names(tmp_path / "gone") == ([".lock"] if at == "link" else ["below", "below/.lock"])
+
+
+@pytest.mark.parametrize("path", [b"run", 3, None, ["run"]])
+def test_what_is_no_path_is_refused_as_one(path: Any) -> None:
+    for write in (True, False):
+        with pytest.raises(TypeError, match=r"a run's directory is a path, or an address .* not "):
+            RunDirectory(path, write=write)
+
+
+@pytest.mark.parametrize("name", ["\ud800", "caf\udce9"])
+def test_a_name_by_which_no_arrays_can_be_written_is_refused(
+    name: str, tmp_path: pathlib.Path
+) -> None:
+    with pytest.raises(ValueError, match=r"cannot hold checkpoints: .* names in UTF-8"):
+        RunDirectory(tmp_path / name)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("write", [True, False])
+@pytest.mark.parametrize("item", ["", "/", "/train_state", "/manifest"])
+def test_the_directory_of_a_step_is_not_taken_for_that_of_a_run(
+    item: str, run: pathlib.Path, *, write: bool
+) -> None:
+    step = write_step(run, 3)
+    before = sorted(step.rglob("*"))
+    parent = f"is of one step, not the directory of a run: give that, {run} (this is its step 3)"
+    with pytest.raises(ValueError, match=re.escape(parent)):
+        RunDirectory(f"{step}{item}", write=write)
+    assert sorted(step.rglob("*")) == before
+    copy = shutil.copytree(step, run / "best")
+    with pytest.raises(ValueError, match=r"is of one step, .* Put this one into such a directory"):
+        RunDirectory(copy, write=write)
+    (step / "manifest/metadata").unlink()  # of a damaged one what Orbax says of it is left
+    with pytest.raises(ValueError, match="is of one step"):
+        RunDirectory(step, write=write)
 
 
 @pytest.mark.parametrize("write", [True, False])
@@ -484,9 +541,32 @@ def test_a_lock_that_is_a_link_does_not_overwrite_what_it_points_to(
 ) -> None:
     (tmp_path / "precious").write_text("precious")
     (run / ".lock").symlink_to(tmp_path / "precious")
-    with pytest.raises(OSError, match=r"\.lock"):
+    with pytest.raises(OSError, match=r"in its place is a symbolic link to .*precious: .*\.lock"):
         RunDirectory(run)
     assert (tmp_path / "precious").read_text() == "precious"
+
+
+OPEN_FILES = pathlib.Path("/proc/self/fd")
+
+
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [
+        ("a directory", pathlib.Path.mkdir),
+        ("a named pipe", os.mkfifo),
+        ("a symbolic link to gone, where there is nothing", lambda path: path.symlink_to("gone")),
+    ],
+)
+def test_what_stands_in_the_place_of_the_lock_is_named(
+    kind: str, make: Callable[[pathlib.Path], Any], run: pathlib.Path
+) -> None:
+    make(run / ".lock")
+    before = names(OPEN_FILES) if OPEN_FILES.is_dir() else None
+    with pytest.raises(OSError, match=rf"the lock .* in its place is {kind}: .* Move it away, or"):
+        RunDirectory(run)
+    assert before is None or len(names(OPEN_FILES)) == len(before)
+    assert names(run) == [".lock"]
+    assert RunDirectory(run, write=False).writer() is None
 
 
 # How steps come and go.

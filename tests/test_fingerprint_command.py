@@ -126,6 +126,12 @@ import numpy as np
 import loader
 def good(): return loader.ArraySource({"x": np.arange(3)})
 def bad(): return 3
+def nothing(): pass
+def a_pipeline(): return loader.Pipeline(good(), loader.PipelineConfig(1, seed=1, final_batch="drop"))
+def a_mixture(): return loader.Mixture({"a": a_pipeline()}, {"a": 1})
+def a_stream():
+    import grain
+    return loader.GrainStream(grain.MapDataset.range(3), fingerprint=loader.fingerprint(good()))
 def fails(): raise RuntimeError("no disk")
 def leaves(): raise SystemExit(0)
 value = 3
@@ -156,7 +162,18 @@ value = 3
         (["--source", "mine:fails"], "RuntimeError: no disk"),
         (["--source", "mine:leaves"], "SystemExit: 0"),
         (["--source", "mine:value"], "not callable"),
-        (["--source", "mine:bad"], "returns a int, which is no loader.RecordSource"),
+        (["--source", "mine:nothing"], "returns a NoneType, which is no source of records"),
+        (
+            ["--source", "mine:a_pipeline"],
+            "returns a Pipeline, which is no source of records (loader.RecordSource): return its .source",
+        ),
+        (["--source", "mine:a_mixture"], "returns a Mixture, which is no source of records"),
+        (["--source", "mine:a_mixture"], "return the .source of one of its .parts"),
+        (["--source", "mine:a_stream"], "return the source that its chain reads from"),
+        (
+            ["--source", "mine:bad"],
+            "returns a int, which is no source of records (loader.RecordSource): arrays are one",
+        ),
     ],
 )
 def test_what_cannot_be_opened_is_refused_with_a_reason(

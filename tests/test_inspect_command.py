@@ -77,6 +77,15 @@ def call(*arguments: object, code: int = 0) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
+def test_the_directory_of_a_step_is_told_from_that_of_a_run(run: str) -> None:
+    newest = max(int(path.name) for path in pathlib.Path(run).iterdir() if path.name.isdigit())
+    _, said = call(f"{run}/{newest}", code=2)
+    wanted = (
+        f"of one step, not the directory of a run: give that, {run} (this is its step {newest})"
+    )
+    assert wanted in " ".join(said.split())
+
+
 def as_json(*arguments: object, code: int = 0) -> dict[str, Any]:
     printed, said = call(*arguments, "--json", code=code)
     assert said == ""

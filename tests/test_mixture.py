@@ -177,6 +177,8 @@ def test_mixture_ends_when_a_part_has_none_left() -> None:
 def test_mixture_without_end_has_no_length() -> None:
     with pytest.raises(TypeError, match="no length"):
         len(web_and_code())
+    with pytest.raises(OverflowError, match="num_epochs is too large"):
+        len(Mixture({"a": part(9, num_epochs=2**62)}, {"a": 1}))
     half = Mixture({"a": part(9), "b": part(8, 4, num_epochs=1)}, {"a": 3, "b": 1})
     # b has two batches; where its third would come, the mixture ends.
     assert "".join(half.turn(step).part for step in range(len(half))) == "aaabaaabaaa"
@@ -272,8 +274,15 @@ def test_unknown_parts_and_steps_are_named() -> None:
     for step in (-1, 2**63):
         with pytest.raises(IndexError):
             mixture.turn(step)
-    with pytest.raises(TypeError, match="a step is an integer"):
-        mixture.turn(1.5)  # type: ignore[arg-type]
+    for wrong in (1.5, "1", True, np.array([0])):
+        for access in (
+            mixture.turn,
+            mixture.delivered,
+            mixture.ids,
+            lambda at: mixture.step_of("web", at),
+        ):
+            with pytest.raises(TypeError, match="a step is an integer, not"):
+                access(wrong)  # type: ignore[arg-type]
 
 
 # Audited

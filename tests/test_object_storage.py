@@ -569,6 +569,14 @@ def test_an_address_that_cannot_be_one_of_a_run_is_refused(address: str) -> None
         RunDirectory(address, write=False)
 
 
+def test_the_address_of_a_step_is_not_taken_for_that_of_a_run(store: Store) -> None:
+    write(2)
+    for mode in (True, False):
+        with pytest.raises(ValueError, match=rf"is of one step, .*: give that, {RUN} "):
+            RunDirectory(f"{RUN}/2", write=mode)
+    assert RunDirectory(f"{RUN}/7", write=False).steps() == []  # a run may be named by a number
+
+
 def test_a_bucket_that_is_not_there_is_an_error(store: Store) -> None:
     for write in (True, False):
         with pytest.raises(FileNotFoundError, match="no such bucket"):

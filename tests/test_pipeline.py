@@ -898,7 +898,7 @@ def test_last_step_that_a_position_can_count_is_there() -> None:
 def test_stream_longer_than_python_can_count_still_runs() -> None:
     p = pipeline("drop", num_epochs=2**63 - 1)
     assert len(p.dataset) == sys.maxsize
-    with pytest.raises(OverflowError):
+    with pytest.raises(OverflowError, match=r"has \d{19,} batches, .* num_epochs is too large"):
         len(p)
     iterator = p.iterate(read_options=READS["4 threads"])
     assert_same(steps(iterator, 6), expected(p.config))
@@ -1016,12 +1016,14 @@ def test_step_that_is_none_is_an_index_error(step: int) -> None:
             access(step)
 
 
-@pytest.mark.parametrize("step", [1.0, "1", None, slice(2), (1,)])
+@pytest.mark.parametrize("step", [1.0, "1", None, slice(2), (1,), True, np.array([0])])
 def test_step_that_is_no_integer_is_a_type_error(step: Any) -> None:
     p = pipeline()
     for access in (p.__getitem__, p.ids, p.position):
-        with pytest.raises(TypeError, match="a step is an integer"):
+        with pytest.raises(TypeError, match="a step is an integer, not"):
             access(step)
+    with pytest.raises(TypeError, match="an epoch is an integer, not"):
+        p.omitted_ids(step)
 
 
 # Records of every kind

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import datetime as dt
 import pathlib
+import re
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -365,6 +366,23 @@ def test_a_leaf_that_cannot_be_stored_is_named_at_resume(
         with pytest.raises(TypeError, match="train state leaf /opt/a~1b ") as caught:
             checkpoints.resume({"ok": jnp.zeros(2), "opt": {"a/b": leaf}})
         assert what in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tree", "path"),
+    [
+        ({"\ud800": jnp.zeros(2)}, r"'/\ud800'"),
+        ({"ok": 0, "opt": [{"a\udc80b": 1.0}]}, r"'/opt/0/a\udc80b'"),
+    ],
+)
+def test_a_key_that_is_no_text_is_named_at_resume(
+    tree: Any, path: str, tmp_path: pathlib.Path
+) -> None:
+    with checkpointing.Checkpoints(tmp_path, a_pipeline(), save_every=1, keep=1) as checkpoints:
+        message = f"a key in {re.escape(path)} of the train state is no text"
+        with pytest.raises(ValueError, match=message):
+            checkpoints.resume(tree)
+        assert checkpoints.resume({"\u00e9\U0001f600\0": jnp.zeros(2)}).position.step == 0
 
 
 @pytest.mark.parametrize(

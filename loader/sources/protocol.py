@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from loader.fingerprint import Fingerprint, dtype_and_shape
+from loader.fingerprint import Fingerprint, check_records, dtype_and_shape
 
 #: Names that a batch uses itself.
 RESERVED_FIELDS: Final = frozenset({"id", "mask"})
@@ -103,6 +103,7 @@ def check_source(source: RecordSource) -> dict[str, Field]:
       TypeError, ValueError: a member is missing, there is no record, or a field's name, dtype or
         shape cannot be batched; names what is wrong.
     """
+    check_records(source)
     missing = [
         name
         for name in ("__len__", "fields", "ids", "read", "fingerprint")

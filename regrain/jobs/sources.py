@@ -45,11 +45,22 @@ def source_of(text: str) -> loader.RecordSource:
       ValueError: as `made_by`; or it returns no source.
     """
     source = made_by("--source", text)
-    if not isinstance(source, loader.RecordSource):
+    instead = ""
+    if isinstance(source, loader.Pipeline):  # which has all members of a source
+        instead = "return its .source"
+    elif isinstance(source, loader.Mixture):
+        instead = "return the .source of one of its .parts"
+    elif isinstance(source, loader.GrainStream):
+        instead = "return the source that its chain reads from"
+    elif not isinstance(source, loader.RecordSource):
+        instead = "arrays are one as loader.ArraySource, a sequence as loader.SequenceSource"
+    if instead:
         raise ValueError(
-            f"--source {text} returns a {type(source).__name__}, which is no loader.RecordSource"
+            f"--source {text} returns a {type(source).__name__}, which is no source of records "
+            f"(loader.RecordSource): {instead}"
         )
-    return source
+    checked: loader.RecordSource = source
+    return checked
 
 
 def opened_by(
