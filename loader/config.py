@@ -46,7 +46,9 @@ class PipelineConfig:
         ``mask`` False; nobody else's place moves. A file that has changed is an error under both.
       skip: batches to leave out (a loss spike, a poisoned shard), as ranges ``(first, end)`` of
         their numbers, ``end`` not included. Batches are numbered as without any skip:
-        ``epoch * steps_per_epoch`` plus the place in the epoch. Steps count delivered batches only.
+        ``epoch * steps_per_epoch`` plus ``offset // batch_size``. Steps count delivered batches only, so
+        that they are other numbers once a batch was left out, or the batch size was changed;
+        `StepRecords` tells of a step its ``batch``.
       exclude: IDs of records to leave out (a deletion request): like a bad record under ``"mask"``,
         but never read.
       record_keys: adds a field ``key``: uint32[batch, 2], from which to draw random augmentation. It

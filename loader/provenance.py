@@ -8,7 +8,6 @@ import bisect
 import dataclasses
 import functools
 import itertools
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, SupportsIndex
 
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loader import order
-from loader.batching import Outcome, Position, Segment
+from loader.batching import Outcome, Position, Segment, as_integer
 from loader.config import PipelineConfig
 from loader.fingerprint import HasIds, read_ids
 from loader.mixture import Mixture
@@ -35,6 +34,8 @@ class StepRecords:
 
     Attributes:
       step: counted from 0.
+      batch: the number of its batch, as `PipelineConfig.skip` counts them, under the config that the step
+        came under. It is not the step once a batch was left out, or the batch size has changed.
       epoch: that it belongs to.
       offset: records of the epoch that came before it.
       rows: int64[k], the rows of the records in its first k slots.
@@ -47,6 +48,7 @@ class StepRecords:
     """
 
     step: int
+    batch: int
     epoch: int
     offset: int
     rows: order.Rows
@@ -157,7 +159,7 @@ class Provenance:
           IndexError: there is no such step, or none yet.
           TypeError: ``step`` is not an integer.
         """
-        step = _integer("a step", step)
+        step = as_integer("a step", step)
         if not 0 <= step < min(self.num_steps or 2**63, 2**63) or self.num_steps == 0:
             raise IndexError(self._no_step(step))
         segment = self.segment_of(step)
@@ -169,7 +171,8 @@ class Provenance:
         rows = self._order.rows(position.epoch, position.offset, stop)
         ids = None if self.source is None else read_ids(self.source, rows)
         excluded = _excluded(config, rows, ids)
-        return StepRecords(step, position.epoch, position.offset, rows, ids, excluded, slots)
+        batch = segment.grid.number(position)
+        return StepRecords(step, batch, position.epoch, position.offset, rows, ids, excluded, slots)
 
     def steps_of(self, record_id: int | str, epochs: range | None = None) -> list[Visit]:
         """What became of a record in each epoch.
@@ -261,7 +264,7 @@ class Provenance:
         return Visit(epoch, outcome, step, slot, offset, excluded)
 
     def _row(self, row: SupportsIndex) -> int:
-        number = _integer("a row", row)
+        number = as_integer("a row", row)
         if not 0 <= number < self.num_records:
             raise IndexError(f"row {number} is not one of the {self.num_records} rows from 0")
         return number
@@ -304,7 +307,7 @@ class MixtureProvenance:
 
     def records_at(self, step: SupportsIndex, limit: int | None = None) -> StepRecords:
         """The records of a step, and whose they are; as `Provenance.records_at`."""
-        number = _integer("a step", step)
+        number = as_integer("a step", step)
         if (self.num_steps is not None and number >= self.num_steps) or not 0 <= number < 2**63:
             done = f"the {self.num_steps} " if self.num_steps is not None else "unlimited "
             raise IndexError(f"step {number} is not one of {done}steps from 0")
@@ -374,7 +377,7 @@ def mixture_provenance(mixture: Mixture, until: SupportsIndex | None = None) -> 
 
 
 def _until(until: SupportsIndex, num_steps: int | None) -> int:
-    steps = _integer("until", until)
+    steps = as_integer("until", until)
     if not 0 <= steps <= min(num_steps if num_steps is not None else 2**63 - 1, 2**63 - 1):
         raise ValueError(f"until is {steps}, and the stream has {num_steps} steps")
     return steps
@@ -476,12 +479,3 @@ def _reached(segment: Segment, position: Position) -> bool:
     end = segment.num_steps
     inside = end is None or position.step <= segment.start.step + end
     return inside and segment.position(position.step) == position
-
-
-def _integer(what: str, value: Any) -> int:
-    try:
-        if isinstance(value, bool | np.bool_):
-            raise TypeError
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{what} is an integer, not {value!r}") from None

@@ -50,6 +50,30 @@ def train(
     return seen
 
 
+def test_the_number_that_is_told_of_a_step_is_that_by_which_skip_leaves_it_out(
+    tmp_path: pathlib.Path,
+) -> None:
+    """After a batch was left out, and the batch size was changed inside an epoch."""
+    source, run = a_source(), tmp_path / "run"
+    train(run, source, a_config(skip=[(1, 2)]), 3)
+    train(run, source, a_config(batch_size=5, skip=[(4, 5)]), 2, allow=ALLOW)
+    found = checkpointing.provenance(run, ahead=True)
+    asked = found.records_at(8)
+    assert asked.batch != 8
+    expected = [found.records_at(step).rows.tolist() for step in range(5, found.num_steps or 0)]
+    expected.remove(asked.rows.tolist())
+    without = a_config(batch_size=5, skip=[(4, 5), (asked.batch, asked.batch + 1)])
+    seen = train(run, source, without, allow=ALLOW)
+    assert [[n for n in ids if n >= 0] for _, ids, _ in seen] == expected
+
+
+def test_a_stream_is_not_taken_for_the_source_of_a_run(tmp_path: pathlib.Path) -> None:
+    train(tmp_path / "run", a_source(), a_config(), 3)
+    pipeline: Any = Pipeline(a_source(), a_config())
+    with pytest.raises(TypeError, match=r"a Pipeline is a stream of batches, .*: use its \.source"):
+        checkpointing.provenance(tmp_path / "run", pipeline)
+
+
 def check(found: loader.Provenance, seen: Sequence[Any], padding: Any, num_epochs: int) -> None:
     """Compares every step, and every record in every epoch, with what came."""
     assert found.num_steps == len(seen)

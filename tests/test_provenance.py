@@ -183,6 +183,32 @@ def test_of_a_run_that_changed_on_the_way_it_tells_what_iterating_saw(
     check(source, segments, seen, None)
 
 
+@given(
+    num_records=st.integers(1, 40),
+    batch_size=st.integers(1, 9),
+    final_batch=st.sampled_from(POLICIES),
+    skip=RANGES,
+    start=st.integers(0, 100),
+    asked=st.integers(0, 30),
+)
+def test_the_number_of_a_steps_batch_is_what_skip_goes_by(
+    num_records: int, batch_size: int, final_batch: Any, skip: Any, start: int, asked: int
+) -> None:
+    """From any place in an epoch on, as a change of the batch size leaves it."""
+    batch_size = min(batch_size, num_records)
+    config = a_config(batch_size=batch_size, final_batch=final_batch, skip=skip, num_epochs=None)
+    begin = Segment(num_records, config).grid.normal(Position(0, start % num_records, 0))
+    segment = Segment(num_records, config, begin)
+    places = [segment.position(step) for step in range(40)]
+    number = segment.grid.number(places[asked])
+    without = dataclasses.replace(config, skip=(*config.skip, (number, number + 1)))
+    begin = Segment(num_records, without).grid.normal(begin)
+    rest = Segment(num_records, without, begin)
+    expected = [(one.epoch, one.offset) for step, one in enumerate(places) if step != asked]
+    found = [rest.position(step) for step in range(39)]
+    assert [(one.epoch, one.offset) for one in found] == expected
+
+
 @pytest.mark.parametrize("final_batch", POLICIES)
 @pytest.mark.parametrize("steps", range(19))
 def test_until_says_how_far_a_run_has_come(final_batch: Any, steps: int) -> None:

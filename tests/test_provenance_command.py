@@ -64,6 +64,8 @@ def test_every_step_and_every_record_as_json(changed: tuple[Path, list[Any]]) ->
         assert told["ids"] == told["rows"] == ids_seen[:count]
         assert told["excluded"] == [not kept for kept in mask[:count]]
         assert told["slots"] == len(ids_seen)
+        size = 4 if told["step"] < 3 else 5
+        assert told["batch"] == told["epoch"] * -(-N // size) + told["offset"] // size
         for slot, record_id in enumerate(told["ids"]):
             came[record_id, told["epoch"]] = (told["step"], slot, told["excluded"][slot])
     for record in answer["records"]:
@@ -92,7 +94,8 @@ def test_the_run_and_its_changes_are_printed(changed: tuple[Path, list[Any]]) ->
 def test_a_step_is_printed_with_its_place_and_all_its_ids(changed: tuple[Path, list[Any]]) -> None:
     path, seen = changed
     printed = call(path, "--step", 3, "--step", 5)
-    assert "step 3: epoch 0, offset 12, 5 slots\n" in printed
+    assert "step 3: epoch 0, offset 12, 5 slots; batch 2, as skip counts\n" in printed
+    assert "step 1: epoch 0, offset 4, 4 slots\n" in call(path, "--step", 1)
     assert "IDs   " + " ".join(map(str, seen[3][0])) + "\n" in printed
     assert "rows" not in printed
     step = next(step for step in range(8, len(seen)) if 7 in seen[step][0])

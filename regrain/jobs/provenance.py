@@ -177,6 +177,7 @@ def describe_step(records: loader.StepRecords) -> dict[str, Any]:
     """A step as plain values: a row, an ID and whether it was left out for each of the first slots."""
     return {
         "step": records.step,
+        "batch": records.batch,
         "part": records.part,
         "epoch": records.epoch,
         "offset": records.offset,
@@ -238,9 +239,10 @@ def show_step(one: dict[str, Any]) -> None:
     rows, ids, slots = one["rows"], one["ids"], one["slots"]
     of_part = "" if one["part"] is None else f"part {safe(one['part'])}, "
     padded = f", {slots - len(rows)} of them padding" if slots > len(rows) else ""
+    number = f"; batch {one['batch']}, as skip counts" if one["batch"] != one["step"] else ""
     console.print(
         f"\n[bold]step {one['step']}[/]: {of_part}epoch {one['epoch']}, offset {one['offset']}, "
-        f"{slots} slots{padded}"
+        f"{slots} slots{padded}{number}"
     )
     if ids is not None:
         console.print(f"IDs   {shown(ids)}", soft_wrap=True)
