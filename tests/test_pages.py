@@ -1,9 +1,12 @@
 """What README and docs/ say of files, of each other and of the benchmark holds."""
 
+import inspect
 import pathlib
 import re
 
 import pytest
+
+import checkpointing
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -197,3 +200,14 @@ def test_the_costs_of_shuffles_are_the_benchmarks() -> None:
     assert wrong_costs(page, benchmarks) == []
     planted = page.replace("| 4 to 8 |", "| 4 |")
     assert wrong_costs(planted, benchmarks) == ["1,000,000 records: kept, bytes/record"]
+
+
+# --- the options of resume ------------------------------------------------------------------------
+
+
+def test_the_page_on_resume_has_a_row_for_each_option() -> None:
+    page = (ROOT / "docs/resume.md").read_text("utf-8")
+    cells = re.findall(r"^\| (`.*?`) \|", page, re.MULTILINE)
+    named = [name for cell in cells for name in re.findall(r"`(\w+)", cell)]
+    options = list(inspect.signature(checkpointing.Checkpoints.resume).parameters)
+    assert sorted(named) == sorted(options[1:])
