@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Self, TypeAlias
 
-import loader
 from checkpointing.train_state import Leaf
 from loader import (
     BatchIterator,
@@ -28,12 +27,10 @@ from loader import (
 from loader.fingerprint import read_ids
 from loader.grain_chain import CHAIN_VERSION, GrainChain
 from loader.grain_stream import GrainIterator, GrainStream
-from loader.keys import KEYS_VERSION
 from loader.mixture import combined
 from loader.sources import Verify as DataVerify
 from loader.told_apart import in_print
 from loader.transforms import transform_identity
-from loader.turns import TURNS_VERSION
 
 #: What checkpoints can be made of, and its iterators.
 Stream: TypeAlias = Pipeline | Mixture | GrainStream
@@ -79,12 +76,13 @@ class StreamIdentity:
                 f"the source's fingerprint() gave a {type(fingerprint).__name__}, not a "
                 "loader.Fingerprint; usually it is: return loader.fingerprint(self)"
             )
+        settings = pipeline.settings()
         return StreamIdentity(
             fingerprint,
-            pipeline.config.to_dict(),
-            loader.ORDER_VERSIONS[pipeline.config.shuffle],
+            settings["config"],
+            settings["order"]["version"],
             transform_identity(pipeline.transform),
-            KEYS_VERSION if pipeline.config.record_keys else None,
+            settings["keys"]["version"] if "keys" in settings else None,
         )
 
     def diff_stream(self, now: "StreamIdentity", source: Any) -> list[Difference]:
@@ -165,10 +163,11 @@ class Identity(StreamIdentity):
         leaves = tuple(train_state)
         if isinstance(stream, Mixture):
             parts = {name: cls.of_pipeline(part, verify) for name, part in stream.parts.items()}
+            turns = stream.settings()["mixture"]
             return cls(
                 combined({name: part.fingerprint for name, part in parts.items()}),
-                {"weights": dict(stream.weights)},
-                TURNS_VERSION,
+                {"weights": turns["weights"]},
+                turns["version"],
                 None,
                 None,
                 run_config,

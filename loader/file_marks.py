@@ -42,6 +42,7 @@ class FileMarks:
       files_per_mark: files to a mark, a power of two.
       marks: 12 hex digits for each so many files, all in one string.
       reading: settings that decide what a record is; small JSON values.
+      single: by name, a mark of each file, where they were looked at; neither compared nor stored.
     """
 
     num_files: int
@@ -49,6 +50,7 @@ class FileMarks:
     files_per_mark: int
     marks: str = dataclasses.field(repr=False)
     reading: Mapping[str, Any]
+    single: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, entries: Iterable[FileEntry], reading: Mapping[str, Any]) -> Self:
@@ -63,20 +65,24 @@ class FileMarks:
                 f"settings of {len(settings)} bytes are too large for a fingerprint; give their digest"
             )
         whole = hashlib.sha256()
-        marks = []
+        single, marks = {}, []
         for entry in entries:
             one = hashlib.sha256(json.dumps(entry).encode())
             whole.update(one.digest())
             marks.append(one.hexdigest()[:_MARK_HEX])
+            single[entry.name] = marks[-1]
         per = 1
         while -(-len(marks) // per) > MAX_MARKS:
             per *= 2
         digest = "sha256:" + whole.hexdigest()
-        return cls(len(marks), digest, per, "".join(coarser(marks, per)), json.loads(settings))
+        text = "".join(coarser(marks, per))
+        return cls(len(marks), digest, per, text, json.loads(settings), single)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values, at most 40 KiB. `from_dict` is the inverse."""
-        return dataclasses.asdict(self)
+        value = dataclasses.asdict(self)
+        del value["single"]
+        return value
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Self:

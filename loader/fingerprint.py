@@ -14,7 +14,7 @@ import json
 import math
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol, Self, cast
 
 import numpy as np
@@ -41,6 +41,8 @@ _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)  # odd, of no pattern: 2**64 
 _NAMED: Final = 8
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 
+
+_IdsOf = Callable[[npt.NDArray[np.int64]], npt.NDArray[Any]]
 
 #: By name, the dtype and per-record shape of each field.
 Specs = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
@@ -145,6 +147,8 @@ class Fingerprint:
       files: for records in files, their identity; ``None`` for others. Columns then say what the IDs
         are, and of fields their dtype and shape; the records themselves are covered by the files' bytes.
       digest: ``sha256:`` + 64 hex digits, over everything but the marks.
+      ids: the IDs of all records, int64[num_records] or str[num_records], where they were read and a mark
+        is one record; else ``None``. They name records in `diff`, and are neither compared nor stored.
     """
 
     num_records: int
@@ -153,6 +157,7 @@ class Fingerprint:
     # 24 KB of digits at the most, which would hide all else.
     marks: str = dataclasses.field(repr=False)
     files: FileMarks | None = None
+    ids: npt.NDArray[Any] | None = dataclasses.field(default=None, repr=False, compare=False)
 
     @property
     def digest(self) -> str:
@@ -281,7 +286,8 @@ class Fingerprint:
 
         Args:
           other: the later fingerprint.
-          source: the data of ``other``; with it, differing records are named by their IDs.
+          source: the data of ``other``; with it, differing records are named by their IDs, and so
+            they are where ``other`` has ``ids``.
 
         Returns:
           One `Difference` for the number of records, the IDs and each field that differs; empty if
@@ -322,7 +328,7 @@ class Fingerprint:
             return [] if before is after else [Difference("dataset.files", *pair, note)]
         found = []
         if before.digest != after.digest:
-            marks: Mapping[str, str] = getattr(source, "file_marks", {})
+            marks: Mapping[str, str] = getattr(source, "file_marks", None) or after.single
             note = before.compared(after, list(marks), list(marks.values()))
             found.append(Difference("dataset.files", _brief(before), _brief(after), note))
         for key in sorted({*before.reading, *after.reading}):
@@ -391,7 +397,7 @@ class Fingerprint:
             return self._where_chunks(chunks, other) + in_field
         total = min(self.num_records, other.num_records)
         verb = "differs" if len(chunks) == 1 else "differ"
-        text = f"{len(chunks)} of {total} records {verb}: {_named(chunks, source)}"
+        text = f"{len(chunks)} of {total} records {verb}: {_named(chunks, _lookup(other, source))}"
         if len(marks) != other.num_records:
             return text + in_field
         changes = told_apart(_chunks(self), marks)
@@ -404,7 +410,7 @@ class Fingerprint:
             # Only the old ID could tell whether it is still the same record.
             changes["edited or replaced"] = changes.pop("edited")
         return "; ".join(
-            f"{len(rows)} {kind}: {_named(rows, None if kind == 'removed' else source)}"
+            f"{len(rows)} {kind}: {_named(rows, None if kind == 'removed' else _lookup(other, source))}"
             for kind, rows in sorted(changes.items())
             if rows
         )
@@ -420,12 +426,19 @@ class Fingerprint:
         return f"in {len(chunks)} of {count} chunks: rows {spans}{more}"
 
 
-def _named(rows: list[int], source: _Readable | None) -> str:
-    """The first few of some records, by ID where there is a source to tell it."""
+def _lookup(of: Fingerprint, source: _Readable | None) -> _IdsOf | None:
+    """From rows to IDs, by the source or by what its fingerprint has kept; ``None`` if neither tells."""
+    if source is not None:
+        return source.ids
+    return None if of.ids is None else of.ids.take
+
+
+def _named(rows: list[int], ids_of: _IdsOf | None) -> str:
+    """The first few of some records, by ID where that is told."""
     few = rows[:_NAMED]
-    names = few if source is None else source.ids(np.array(few, np.int64)).tolist()
+    names = few if ids_of is None else ids_of(np.array(few, np.int64)).tolist()
     listed = ", ".join(map(str, names)) + (", ..." if len(rows) > len(few) else "")
-    return ("row " if source is None else "id ") + listed
+    return ("row " if ids_of is None else "id ") + listed
 
 
 def dataset_digest(*arrays: npt.ArrayLike) -> str:
@@ -491,15 +504,16 @@ def fingerprint(
     chunk = default_chunk_records(total) if chunk_records is None else chunk_records
     ids: dict[int, npt.NDArray[Any]] | None = {} if total <= _UNIQUE_UP_TO else None
     found = leaves(source, chunk, workers=workers, ids=ids)
-    if ids:
-        check_unique(np.concatenate([ids[start] for start in sorted(ids)]))
+    every = np.concatenate([ids[start] for start in sorted(ids)]) if ids else None
+    if every is not None:
+        check_unique(every)
     columns = {
         name: ColumnDigest(
             column.dtype, column.shape, "sha256:" + hashlib.sha256(column.digests).hexdigest()
         )
         for name, column in found.columns.items()
     }
-    return Fingerprint(total, columns, chunk, found.marks)
+    return Fingerprint(total, columns, chunk, found.marks, ids=every if chunk == 1 else None)
 
 
 def check_records(source: object) -> None:

@@ -9,12 +9,15 @@ from typing import Any, Final, Self
 
 import numpy as np
 
+from loader.described import attributes_of, described
 from loader.fingerprint import Difference
+from loader.mixture import Mixture
+from loader.pipeline import NumberedBatches, Pipeline
 from loader.told_apart import in_print
 from loader.transforms import transform_identity
 
-#: Of how chains are described. Another one is refused.
-CHAIN_VERSION: Final = 1
+#: Of how chains are described. One of version 1, which tells less, is compared as that tells it.
+CHAIN_VERSION: Final = 2
 #: As many of the last data sets are described; those before them by a digest.
 MAX_LINKS: Final = 64
 
@@ -62,36 +65,35 @@ class GrainChain:
       links: for each data set its class, those it reads from (by number), and its settings.
       workers: processes or threads that each read a share of it; 0 without any.
       grain: the version of Grain.
+      version: of how it is described.
+      older: the links as version 1 tells them, of a chain that is at hand.
     """
 
     links: tuple[Mapping[str, Any], ...]
     workers: int
     grain: str
+    version: int = CHAIN_VERSION
+    older: tuple[Mapping[str, Any], ...] | None = dataclasses.field(
+        default=None, compare=False, repr=False
+    )
 
     @classmethod
     def of(cls, dataset: Any, grain: str) -> Self:
         """Describes a `grain.MapDataset` or `grain.IterDataset`.
 
         Settings are the plain values (numbers, texts, and tuples or dicts of them) that an object of
-        Grain's own classes was made with. A function or a transformation object is known as a transform
-        of a `Pipeline` is: by its name and its attribute ``version``; a dataclass by its plain fields
-        too. Of a data set of a class of the user's, the name, the attribute ``version``, and where it
-        has one, the length are known.
+        Grain's own classes was made with. Of functions and transformation objects, and of what a data set
+        of a class of the user's was made with, `described` says what is told. Of a data set or source
+        that is a `Pipeline` or a `Mixture`, it is what their own identity is made of.
         """
-        links: list[dict[str, Any]] = []
-        numbers: dict[int, int] = {}
-        workers = _add(dataset, links, numbers)
-        if len(links) > MAX_LINKS:
-            kept = links[-MAX_LINKS:]
-            rest = _digest(links[:-MAX_LINKS])
-            more = {"count": len(links) - MAX_LINKS, "sha256": rest}
-            links = [{"class": "...", "from": [], "settings": more}, *kept]
-        return cls(tuple(links), workers, grain)
+        links, workers = _links(dataset, _settings)
+        older, _ = _links(dataset, _settings_of_version_1)
+        return cls(links, workers, grain, older=older)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
         return {
-            "version": CHAIN_VERSION,
+            "version": self.version,
             "links": [dict(link) for link in self.links],
             "workers": self.workers,
             "grain": self.grain,
@@ -104,8 +106,11 @@ class GrainChain:
         Raises:
           KeyError, TypeError, ValueError: it is not that.
         """
-        if type(value["version"]) is not int or value["version"] != CHAIN_VERSION:
-            raise ValueError(f"version {value['version']!r:.40} of a chain is not {CHAIN_VERSION}")
+        version = value["version"]
+        if type(version) is not int or not 1 <= version <= CHAIN_VERSION:
+            raise ValueError(
+                f"version {version!r:.40} of a chain is not one of 1 to {CHAIN_VERSION}"
+            )
         links = []
         for link in value["links"]:
             if type(link["class"]) is not str or type(link["settings"]) is not dict:
@@ -115,10 +120,12 @@ class GrainChain:
         workers, grain = value["workers"], value["grain"]
         if type(workers) is not int or type(grain) is not str:
             raise TypeError("it has no number of workers, or no version of Grain")
-        return cls(tuple(links), workers, grain)
+        return cls(tuple(links), workers, grain, version)
 
     def diff(self, now: "GrainChain") -> list[Difference]:
         """Everything in which ``now`` differs from this chain, that of a checkpoint."""
+        if self.version == 1 < now.version and now.older is not None:
+            now = dataclasses.replace(now, links=now.older, version=1)
         found = []
         if self.grain != now.grain:
             found.append(
@@ -150,21 +157,41 @@ def _diff_settings(
     for key, shown in in_print([*before, *now]).items():
         a, b = (json.dumps(one[key]) if key in one else "absent" for one in (before, now))
         if a != b:
-            yield Difference(f"{name}.{shown}", a, b)
+            texts = [str(one.get(key, "absent")) for one in (before, now)]
+            # "1" is told from 1 by its quotes, which else are left out.
+            yield Difference(f"{name}.{shown}", *(texts if texts[0] != texts[1] else (a, b)))
 
 
-def _add(dataset: Any, links: list[dict[str, Any]], numbers: dict[int, int]) -> int:
+def _links(
+    dataset: Any, settings: Callable[[Any], dict[str, Any]]
+) -> tuple[tuple[Mapping[str, Any], ...], int]:
+    links: list[dict[str, Any]] = []
+    workers = _add(dataset, links, {}, settings)
+    if len(links) > MAX_LINKS:
+        kept = links[-MAX_LINKS:]
+        rest = _digest(links[:-MAX_LINKS])
+        more = {"count": len(links) - MAX_LINKS, "sha256": rest}
+        links = [{"class": "...", "from": [], "settings": more}, *kept]
+    return tuple(links), workers
+
+
+def _add(
+    dataset: Any,
+    links: list[dict[str, Any]],
+    numbers: dict[int, int],
+    settings: Callable[[Any], dict[str, Any]],
+) -> int:
     """Adds a data set behind those it reads from; returns how many workers there are."""
     if id(dataset) in numbers:
         return 0
     children, workers = _children(dataset)
     for child in children:
-        workers += _add(child, links, numbers)
+        workers += _add(child, links, numbers, settings)
     places = [numbers[id(child)] for child in children]
     if type(dataset).__name__ in _TRANSPARENT and _is_grains(dataset) and len(places) == 1:
         numbers[id(dataset)] = places[0]
         return workers
-    links.append({"class": type(dataset).__name__, "from": places, "settings": _settings(dataset)})
+    links.append({"class": type(dataset).__name__, "from": places, "settings": settings(dataset)})
     numbers[id(dataset)] = len(links) - 1
     return workers
 
@@ -185,29 +212,107 @@ def _children(dataset: Any) -> tuple[list[Any], int]:
 
 
 def _settings(dataset: Any) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
-    if hasattr(dataset, "__len__"):
-        settings["length"] = len(dataset)
+    settings = _length(dataset)
+    if isinstance(dataset, NumberedBatches):
+        return {**settings, **_numbered(dataset)}
+    if not _is_grains(dataset):
+        return {**settings, **_of_users(dataset)}
+    for name, value in _attributes(dataset):
+        if name == "source":
+            settings[name] = type(value).__qualname__
+            if isinstance(value, Pipeline | Mixture):
+                settings.update(_named(name, _stream_settings(value)))
+        elif (plain := _of_grains(name, value)) is not None:
+            settings.update(plain)
+        elif callable(value) or type(value).__module__ != "builtins":
+            settings.update(_function(name, value))
+    if "transform" in settings:  # and not its method once more
+        settings = {name: one for name, one in settings.items() if name.split(".")[0] != "map_fn"}
+    return settings
+
+
+def _settings_of_version_1(dataset: Any) -> dict[str, Any]:
+    """As checkpoints have it that were written before attributes of objects were told."""
+    settings = _length(dataset)
     if not _is_grains(dataset):
         version = getattr(dataset, "version", None)
         return settings if version is None else {**settings, "version": str(version)}
     for name, value in _attributes(dataset):
         if name == "source":
             settings[name] = type(value).__qualname__
-        elif _is_plain(value):
-            settings[name] = _json(value)
-        elif _is_grains(value) and not callable(value) and not isinstance(value, type):
-            # Lists of theirs are what they keep meanwhile.
-            plain = [(key, part) for key, part in _attributes(value) if _is_plain(part)]
-            kept = {
-                f"{name}.{key}": _json(part) for key, part in plain if not isinstance(part, list)
-            }
-            settings.update(kept)
+        elif (plain := _of_grains(name, value)) is not None:
+            settings.update(plain)
         elif callable(value) or type(value).__module__ != "builtins":
-            settings[name] = _function(value)
+            settings[name] = _function_of_version_1(value)
     if "transform" in settings:
         settings.pop("map_fn", None)  # its method
     return settings
+
+
+def _length(dataset: Any) -> dict[str, Any]:
+    return {"length": len(dataset)} if hasattr(dataset, "__len__") else {}
+
+
+def _of_grains(name: str, value: Any) -> dict[str, Any] | None:
+    """Of a plain value, or an object of Grain's that is no function, what it holds; else ``None``."""
+    if _is_plain(value):
+        return {name: _json(value)}
+    if not _is_grains(value) or callable(value) or isinstance(value, type):
+        return None
+    # Lists of theirs are what they keep meanwhile.
+    plain = [(key, part) for key, part in _attributes(value) if _is_plain(part)]
+    return {f"{name}.{key}": _json(part) for key, part in plain if not isinstance(part, list)}
+
+
+def _of_users(dataset: Any) -> dict[str, Any]:
+    """What a data set of a class of the user's was made with."""
+    version = getattr(dataset, "version", None)
+    settings = {} if version is None else {"version": str(version)}
+    own = {key.lstrip("_") for key, _ in attributes_of(dataset)}
+    for name, value in _attributes(dataset):
+        if name not in own or _is_grains(value):
+            continue
+        if _is_plain(value):
+            settings[name] = _json(value)
+        else:
+            settings.update(_function(name, value))
+    return settings
+
+
+def _numbered(dataset: NumberedBatches) -> dict[str, Any]:
+    """What decides the batches of a stream of ours, and which of them these are."""
+    if dataset.stream is None:
+        return {}
+    settings = _stream_settings(dataset.stream)
+    if dataset.start.step or dataset.start.offset or dataset.start.epoch:
+        settings["start"] = str(dataset.start)
+    if dataset.shard.count > 1:
+        settings["shard"] = str(dataset.shard)
+    return settings
+
+
+def _stream_settings(stream: Pipeline | Mixture) -> dict[str, Any]:
+    settings = _flat("", stream.settings())
+    parts = {"": stream} if isinstance(stream, Pipeline) else stream.parts
+    for name, part in parts.items():
+        if part.transform is not None:
+            place = f"parts.{name}." if name else ""
+            settings.update(_function(f"{place}transform", part.transform))
+    return settings
+
+
+def _flat(prefix: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            found.update(_flat(f"{prefix}{name}.", value))
+        else:
+            found[prefix + name] = _json(value)
+    return found
+
+
+def _named(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{name}.{key}": value for key, value in settings.items()}
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:
@@ -252,8 +357,15 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(_text(value).encode()).hexdigest()
 
 
-def _function(value: Any) -> str:
-    """Name and version of a function, a method's object or a transformation object."""
+def _function(name: str, value: Any) -> dict[str, str]:
+    """What is told of a function, a method or an object."""
+    if isinstance(value, functools.partial) and _is_grains_function(value.func):
+        value = value.func  # Grain's own way to tell its workers of shared memory
+    return {name + key: text for key, text in described(value).items()}
+
+
+def _function_of_version_1(value: Any) -> str:
+    """Name and version of a function, a method's object or a transformation object, and a dataclass's fields."""
     owner = getattr(value, "__self__", None)
     if owner is not None and not isinstance(owner, type):
         value = owner

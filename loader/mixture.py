@@ -15,7 +15,7 @@ from loader.pipeline import BatchIterator, NumberedBatches, OnBatch, Pipeline, R
 from loader.processes import WHOLE, Shard, check_shard, shard_of_process
 from loader.sources import Verify
 from loader.stats import OnStats, hook_of
-from loader.turns import Turn, Turns
+from loader.turns import TURNS_VERSION, Turn, Turns
 from loader.worker_process import Masked
 
 PART_FIELD: Final = "part"
@@ -230,7 +230,11 @@ class Mixture:
         steps, start = self.grid.num_steps, position.step
         count = None if steps is None else max(0, steps - start)
         return NumberedBatches(
-            count, lambda number: self.read(Position(0, 0, start + number), shard)
+            count,
+            lambda number: self.read(Position(0, 0, start + number), shard),
+            self,
+            position,
+            shard,
         )
 
     def batch_sizes(self) -> set[int]:
@@ -260,6 +264,18 @@ class Mixture:
         """
         parts = self._parts.items()
         return combined({name: pipeline.fingerprint(verify=verify) for name, pipeline in parts})
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the stream, beside the data and transforms of its parts, as checkpoints hold it.
+
+        Returns:
+          JSON values: ``mixture`` (weights, and the version of their turns) and ``parts``, of each
+          `Pipeline.settings`.
+        """
+        return {
+            "mixture": {"weights": self.weights, "version": TURNS_VERSION},
+            "parts": {name: pipeline.settings() for name, pipeline in self._parts.items()},
+        }
 
     def _step(self, step: SupportsIndex, *, and_end: bool = False) -> int:
         number = as_integer("a step", step)

@@ -25,8 +25,8 @@ from loader.config import PipelineConfig
 from loader.device import Device, check_device, sharding_of, to_device
 from loader.errors import PUT_BACK, DataChangedError, RecordReadError
 from loader.fingerprint import Fingerprint, read_fields, read_ids
-from loader.keys import KEY_FIELD, check_key_field, record_keys, rng
-from loader.order import EpochOrder, Rows
+from loader.keys import KEY_FIELD, KEYS_VERSION, check_key_field, record_keys, rng
+from loader.order import ORDER_VERSIONS, EpochOrder, Rows
 from loader.processes import WHOLE, Shard, check_shard, shard_of_process
 from loader.sources import RecordSource, Verify, check_source, fingerprint_of
 from loader.stats import Amount, Meter, OnStats, StatsHook, StreamStats, hook_of
@@ -307,6 +307,17 @@ class Pipeline:
         """
         return fingerprint_of(self.source, verify)
 
+    def settings(self) -> dict[str, Any]:
+        """What decides the stream, beside its data and transform, as checkpoints hold it.
+
+        Returns:
+          JSON values: ``config``, ``order`` (kind and version), and under ``record_keys`` ``keys`` (version).
+        """
+        kind = self.config.shuffle
+        keys = {"keys": {"version": KEYS_VERSION}} if self.config.record_keys else {}
+        order = {"kind": kind, "version": ORDER_VERSIONS[kind]}
+        return {"config": self.config.to_dict(), "order": order, **keys}
+
     def rows_at(self, position: Position, limit: int | None = None) -> Rows:
         """Rows of the records in the batch that begins at ``position``; the first ``limit`` of them."""
         stop = self.grid.stop(position)
@@ -362,7 +373,11 @@ class Pipeline:
         endless = dataclasses.replace(self.config, num_epochs=None)
         rest = Segment(len(self.source), endless, start)
         return NumberedBatches(
-            count, lambda number: self.read(rest.position(start.step + number), shard)
+            count,
+            lambda number: self.read(rest.position(start.step + number), shard),
+            self,
+            start,
+            shard,
         )
 
     def batch_sizes(self) -> set[int]:
@@ -732,10 +747,21 @@ class NumberedBatches(grain.MapDataset[Batch]):
     Args:
       count: how many; ``None`` is without end, for which Grain's word is ``sys.maxsize``.
       read: gives the batch of a number, from 0; numbers beyond the last are asked for by ``repeat``.
+      stream: the pipeline, or mixture, whose batches they are; tells what decides them.
+      start: the place of the first of them.
+      shard: of which share of each batch they are.
     """
 
-    def __init__(self, count: int | None, read: Callable[[int], Batch]) -> None:
+    def __init__(
+        self,
+        count: int | None,
+        read: Callable[[int], Batch],
+        stream: Any = None,
+        start: Position = Position(),  # noqa: B008 (it is frozen)
+        shard: Shard = WHOLE,
+    ) -> None:
         super().__init__()
+        self.stream, self.start, self.shard = stream, start, shard
         self._count = sys.maxsize if count is None else min(count, sys.maxsize)
         self._read = read
 

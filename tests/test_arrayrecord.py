@@ -276,6 +276,27 @@ def test_a_record_unlike_the_first_is_named(tmp_path: pathlib.Path) -> None:
             source.read(np.array([0, row]))
 
 
+@pytest.mark.parametrize("decode", [None, {}, loader.decode_record, {"image": len}])
+def test_an_entry_that_the_first_record_has_not_is_named(
+    tmp_path: pathlib.Path, decode: Any
+) -> None:
+    image = {"image": b"abc"} if decode == {"image": len} else {}
+    records: list[dict[str, Any]] = [{"key": row, "x": row / 2, **image} for row in range(5)]
+    records[3]["weight"] = 2.0
+    path = tmp_path / "a.array_record"
+    write_array_record(path, records)
+    named = r"file a.array_record, row 3, id .*3.*: the record has 'weight', which the first record has not"
+    with pytest.raises(ValueError, match=named):
+        ArrayRecordSource(path, decode=decode, ids="key")
+    source = ArrayRecordSource(path, decode=decode)
+    assert source.read(np.array([4, 0]))["x"].tolist() == [2, 0]
+    for rows in ([3], [0, 3], [3, 0]):
+        with pytest.raises(ValueError, match="row 3: the record has 'weight'"):
+            source.read(np.array(rows))
+    some = ArrayRecordSource(path, decode=decode, ids="key", columns=["x"])
+    assert some.read(np.arange(5))["x"].tolist() == [0, 0.5, 1, 1.5, 2]
+
+
 def test_a_value_that_is_no_record_is_named(tmp_path: pathlib.Path) -> None:
     good = loader.encode_record({"x": 1})
     write_raw(tmp_path / "a.array_record", [good, b"no record at all", good[:-1]])

@@ -141,3 +141,18 @@ def test_digests_of_several_workers_make_up_the_fingerprint(root: Path, reads: l
     other = {"a/0.bin": dataclasses.replace(parts[1]["a/0.bin"], state=state)}
     with pytest.raises(ValueError, match=r"file a/0\.bin has 3 bytes here, and 4"):
         source.fingerprint(digests=other)
+
+
+def test_files_that_differ_are_named_by_the_fingerprint_alone(
+    tmp_path: Path,
+) -> None:
+    """As a chain of Grain's gives it, and no source; one that was stored has numbers alone."""
+    for name in ("a.bin", "b.bin"):
+        (tmp_path / name).write_bytes(b"abc")
+    before = ByteSource(tmp_path).fingerprint()
+    (tmp_path / "b.bin").write_bytes(b"abd")
+    after = ByteSource(tmp_path).fingerprint()
+    assert [one.note for one in before.diff(after)] == ["file b.bin differs"]
+    stored = loader.Fingerprint.from_dict(after.to_dict())
+    assert stored == after
+    assert [one.note for one in before.diff(stored)] == ["file number 1 differs"]

@@ -662,11 +662,22 @@ def test_changed_records_are_named_by_their_ids(changed: set[int]) -> None:
     assert note.endswith(", ...") == (len(changed) > 8)
 
 
-def test_changed_records_are_named_by_their_rows_where_no_source_is_given() -> None:
+def test_changed_records_are_named_without_a_source_too_where_their_ids_were_read() -> None:
+    """As a chain of Grain's gives a fingerprint, and no source; one that was stored has rows alone."""
     x = np.arange(5)
-    before, after = ArraySource({"x": x}, x + 10), ArraySource({"x": x * (x < 4)}, x + 10)
-    note = differences(before, after, with_source=False)["dataset.x"][2]
-    assert note == "1 of 5 records differs: row 4"
+    before, after = (identify(ArraySource({"x": data}, x + 10)) for data in (x, x * (x < 4)))
+    stored = Fingerprint.from_dict(json.loads(json.dumps(after.to_dict())))
+    assert [one.note for one in before.diff(after)] == ["1 of 5 records differs: id 14"]
+    assert [one.note for one in before.diff(stored)] == ["1 of 5 records differs: row 4"]
+    assert stored == after
+    assert stored.ids is None
+
+
+def test_ids_are_kept_for_names_alone() -> None:
+    few, many = (identify(ArraySource({"x": np.arange(count)})) for count in (2048, 2049))
+    assert few.ids is not None
+    assert few.ids.tolist() == list(range(2048))
+    assert many.ids is None
 
 
 def test_text_ids_are_named_as_they_are() -> None:
@@ -781,7 +792,7 @@ def test_records_are_not_blamed_for_a_field_that_came_or_went() -> None:
 
 def test_without_a_source_rows_are_told_apart() -> None:
     found = differences(picked(WHOLE), picked([9, *WHOLE[:4], *WHOLE[5:]]), with_source=False)
-    assert found["dataset.x"][2] == "1 inserted: row 0; 1 removed: row 4"
+    assert found["dataset.x"][2] == "1 inserted: id 109; 1 removed: row 4"
 
 
 def test_a_source_that_grew_vastly_is_compared_as_far_as_the_old_one_went() -> None:

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 from grain import experimental
 
+import loader
 from loader.grain_chain import MAX_LINKS, GrainChain
+from loader.processes import Shard
 
 NO_THREADS = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
 THREADS = grain.ReadOptions(num_threads=3, prefetch_buffer_size=7)
@@ -36,6 +38,26 @@ class Flip(grain.transforms.Map):
         return element
 
 
+class Add(grain.transforms.Map):
+    def __init__(self, k: Any) -> None:
+        self.k, self.seen = k, 0
+
+    def map(self, element: Any) -> Any:
+        self.seen += 1
+        return element
+
+    def twice(self, element: Any) -> Any:
+        return element
+
+
+class Below(grain.transforms.Filter):
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def filter(self, element: Any) -> bool:
+        return bool(element < self.most)
+
+
 def scale(element: Any, by: Any = 1) -> Any:
     return element * by
 
@@ -51,9 +73,9 @@ def stack(elements: Any) -> Any:
 class Every(grain.MapDataset[Any]):
     """A data set of a user's."""
 
-    def __init__(self, parent: Any, n: int, version: str = "1") -> None:
+    def __init__(self, parent: Any, n: int, version: str = "1", extra: Any = None) -> None:
         super().__init__(parent)
-        self.n, self.version = n, version
+        self.n, self.version, self._extra = n, version, extra
 
     def __len__(self) -> int:
         return len(self._parent) // self.n
@@ -101,13 +123,24 @@ def packed(bins: int, length: int) -> Any:
         (base().map(scale), base().map(halve), {"chain.2.MapMapDataset.transform"}),
         (base().map(functools.partial(scale, by=2)), base().map(functools.partial(scale, by=3)), {"chain.2.MapMapDataset.transform"}),
         (base().map(Flip("1")), base().map(Flip("2")), {"chain.2.MapMapDataset.transform"}),
-        (base().seed(1).random_map(Crop(3)), base().seed(1).random_map(Crop(4)), {"chain.3.RandomMapMapDataset.transform"}),
+        (base().map(Add(1)), base().map(Add(2)), {"chain.2.MapMapDataset.transform.k"}),
+        (base().map(Add(np.arange(3))), base().map(Add(np.ones(3))), {"chain.2.MapMapDataset.transform.k"}),
+        (base().map(Add([Add(1)])), base().map(Add([Add(2)])), {"chain.2.MapMapDataset.transform.k"}),
+        (base().map(Add(1).map), base().map(Add(1).twice), {"chain.2.MapMapDataset.transform"}),
+        (base().to_iter_dataset(NO_THREADS).map(Add(1)), base().to_iter_dataset(NO_THREADS).map(Add(2)), {"chain.3.MapIterDataset.transform.k"}),
+        (base().map(functools.partial(scale, by=Add(1))), base().map(functools.partial(scale, by=Add(2))), {"chain.2.MapMapDataset.transform"}),
+        (base().map(functools.partial(Add(1).map)), base().map(functools.partial(Add(2).map)), {"chain.2.MapMapDataset.transform"}),
+        (base().filter(Below(3)), base().filter(Below(4)), {"chain.2.FilterMapDataset.filter_fn.most"}),
+        (base().batch(3, batch_fn=Add(1).map), base().batch(3, batch_fn=Add(2).map), {"chain.2.BatchMapDataset.batch_fn.k"}),
+        (base().seed(1).random_map(Crop(3)), base().seed(1).random_map(Crop(4)), {"chain.3.RandomMapMapDataset.transform.size"}),
         (base().random_map(Crop(), seed=1), base().random_map(Crop(), seed=2), {"chain.2.RandomMapMapDataset.rng_pool.seed"}),
         (base().to_iter_dataset(NO_THREADS).random_map(Crop(), seed=1), base().to_iter_dataset(NO_THREADS).random_map(Crop(), seed=2), {"chain.3.RandomMapIterDataset.seed"}),
         (base().filter(scale), base().filter(halve), {"chain.2.FilterMapDataset.filter_fn"}),
         (mixed(0.5, 0.5), mixed(0.3, 0.7), {"chain.3.MixedMapDataset.selection_map.proportions", "chain.3.MixedMapDataset.selection_map.length", "chain.3.MixedMapDataset.length"}),
         (packed(2, 8), packed(3, 9), {"chain.4.FirstFitPackIterDataset.num_packing_bins", "chain.4.FirstFitPackIterDataset.length_struct"}),
-        (Every(base(), 2), Every(base(), 3), {"chain.2.Every.length"}),
+        (Every(base(), 2), Every(base(), 3), {"chain.2.Every.length", "chain.2.Every.n"}),
+        (Every(base(), 5), Every(base(), 6), {"chain.2.Every.n"}),
+        (Every(base(), 2, extra=Add(1)), Every(base(), 2, extra=Add(2)), {"chain.2.Every.extra.k"}),
         (Every(base(), 2), Every(base(), 2, "2"), {"chain.2.Every.version"}),
         (base().batch(3).map(scale), base().map(scale).batch(3), {"chain"}),
         (base().batch(3), base().batch(3).repeat(2), {"chain"}),
@@ -168,6 +201,8 @@ def test_a_chain_that_was_iterated_is_the_same_one() -> None:
         lambda: base().seed(3).shuffle().random_map(Crop()).batch(2),
         lambda: base().to_iter_dataset(THREADS).seed(3).random_map(Crop()).batch(2),
         lambda: mixed(0.3, 0.7).batch(2),
+        lambda: Every(base().map(Add(1)), 2, extra=Add(1)).batch(1).map(Flip("1")).filter(Below(9)),
+        lambda: a_mixture(web=a_pipeline(transform=Scale(2))).dataset.map(Add(1)),
         lambda: experimental.WindowShuffleIterDataset(
             base().to_iter_dataset(NO_THREADS), window_size=3, seed=1
         ),
@@ -193,9 +228,9 @@ def test_a_chain_is_described_alike_in_another_process(tmp_path: pathlib.Path) -
     assert found[0] == found[1]
     text = found[0].decode()
     assert " at 0x" not in text
-    assert "scale(...)" in text
-    assert "Flip version 1" in text
-    assert "Crop(size=3)" in text
+    assert "scale(by=<object>)" in text
+    assert "Flip.map version 1" in text
+    assert '"transform": "Crop", "transform.mask": "<object>", "transform.size": "3"' in text
 
 
 def test_a_chain_survives_json_and_is_bounded() -> None:
@@ -212,6 +247,122 @@ def test_a_chain_survives_json_and_is_bounded() -> None:
     assert {name for name in names(many, other) if name.startswith("chain.1.")} == {
         "chain.1.....sha256"
     }
+
+
+class Scale:
+    """A pipeline's transform."""
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def __call__(self, batch: Any) -> Any:
+        return {**batch, "x": batch["x"] * self.by}
+
+
+def a_pipeline(count: int = 400, transform: Any = None, **settings: Any) -> loader.Pipeline:
+    config = {"batch_size": 8, "seed": 1, "final_batch": "pad", "num_epochs": 2, **settings}
+    source = loader.ArraySource({"x": np.arange(float(count))})
+    return loader.Pipeline(source, loader.PipelineConfig(**config), transform)
+
+
+def a_mixture(web: loader.Pipeline, books: int = 1) -> loader.Mixture:
+    return loader.Mixture({"web": web, "books": a_pipeline(24)}, {"web": 2, "books": books})
+
+
+#: What a pipeline's identity is made of, each with what it is called.
+STREAMS: list[tuple[dict[str, Any], set[str]]] = [
+    ({"seed": 2}, {"config.seed"}),
+    ({"batch_size": 7}, {"config.batch_size", "length"}),
+    ({"final_batch": "partial"}, {"config.final_batch"}),
+    ({"num_epochs": 3}, {"config.num_epochs", "length"}),
+    ({"shuffle": "permutation"}, {"config.shuffle", "order.kind"}),
+    ({"skip": [(70, 80)]}, {"config.skip", "length"}),
+    ({"exclude": [300, 301]}, {"config.exclude"}),
+    ({"on_bad_record": "mask"}, {"config.on_bad_record"}),
+    ({"record_keys": True}, {"config.record_keys", "keys.version"}),
+    ({"transform": Scale(3)}, {"transform.by"}),
+    ({"transform": None}, {"transform", "transform.by"}),
+    ({"transform": functools.partial(Scale(2), object())}, {"transform", "transform.by"}),
+]
+
+
+@pytest.mark.parametrize(("change", "expected"), STREAMS, ids=range(len(STREAMS)))
+def test_batches_of_ours_are_known_as_their_stream_is(
+    change: dict[str, Any], expected: set[str]
+) -> None:
+    """However they came into a chain of Grain's."""
+    before = a_pipeline(transform=Scale(2))
+    now = a_pipeline(**{"transform": Scale(2), **change})
+    assert names(before.dataset.map(scale), before.dataset.map(scale)) == set()
+    found = names(before.dataset.map(scale), now.dataset.map(scale))
+    assert found - {"chain.2.MapMapDataset.length"} == {
+        f"chain.1.NumberedBatches.{name}" for name in expected
+    }
+    source = grain.MapDataset.source
+    found = {name for name in names(source(before), source(now)) if ".source." in name}
+    assert found == {f"chain.1.SourceMapDataset.source.{name}" for name in expected - {"length"}}
+    if "record_keys" in change:
+        return  # which both parts of a mixture have, or none
+    found = names(a_mixture(before).dataset, a_mixture(now).dataset)
+    assert found - {"chain.1.NumberedBatches.length"} == {
+        f"chain.1.NumberedBatches.parts.web.{name}" for name in expected - {"length"}
+    }
+
+
+def test_batches_of_ours_from_another_place_or_share_are_others() -> None:
+    pipeline, mixture = a_pipeline(), a_mixture(a_pipeline())
+    later = pipeline.batches_from(pipeline.position(3))
+    assert "chain.1.NumberedBatches.start" in names(pipeline.dataset, later)
+    half = pipeline.batches_from(loader.Position(), Shard(1, 2))
+    assert names(pipeline.dataset, half) == {"chain.1.NumberedBatches.shard"}
+    assert names(mixture.dataset, a_mixture(a_pipeline(), 2).dataset) >= {
+        "chain.1.NumberedBatches.mixture.weights.web"
+    }
+
+
+def test_a_pipeline_in_a_chain_has_the_versions_of_its_identity(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = chain(a_pipeline(record_keys=True).dataset)
+    monkeypatch.setattr(loader.pipeline, "KEYS_VERSION", 2)
+    monkeypatch.setattr(loader.pipeline, "ORDER_VERSIONS", {"feistel": 2})
+    found = {one.name for one in before.diff(chain(a_pipeline(record_keys=True).dataset))}
+    assert found == {f"chain.1.NumberedBatches.{name}.version" for name in ("keys", "order")}
+
+
+def of_version_1(dataset: Any) -> GrainChain:
+    """As it was written before attributes of objects were told."""
+    now = chain(dataset)
+    assert now.older is not None
+    return GrainChain.from_dict(
+        json.loads(json.dumps({**now.to_dict(), "version": 1, "links": [*now.older]}))
+    )
+
+
+def test_a_chain_of_version_1_is_compared_as_that_tells_it() -> None:
+    dataset = base().map(Add(1)).seed(1).random_map(Crop(3)).batch(2, batch_fn=Flip("1").map)
+    dataset = Every(dataset.map(functools.partial(scale, by=2)), 2).map(a_pipeline)
+    old = of_version_1(dataset)
+    assert [link["settings"] for link in old.links] == [
+        {"length": 12, "original_len": 12, "original_start": 0, "start": 0, "step": 1, "stop": 12},
+        {"length": 12, "transform": "Add"},
+        {"length": 12, "seed_rng_seed": 1},
+        {"length": 12, "rng_pool.seed": chain(dataset).links[3]["settings"]["rng_pool.seed"], "transform": "Crop(size=3, mask=None)"},
+        {"length": 6, "batch_fn": "Flip version 1", "batch_size": 2, "drop_remainder": False},
+        {"length": 6, "transform": "scale(by=2)"},
+        {"length": 3, "version": "1"},
+        {"length": 3, "transform": "a_pipeline"},
+    ]  # fmt: skip
+    assert old.diff(chain(dataset)) == []
+    assert old.to_dict()["version"] == 1
+    assert GrainChain.from_dict(old.to_dict()) == old
+    assert chain(dataset).to_dict()["version"] == 2
+    assert of_version_1(base().map(Add(1))).diff(chain(base().map(Add(2)))) == []
+    [one] = of_version_1(base().map(Add(1))).diff(chain(base().map(Flip("1"))))
+    assert (one.checkpoint, one.now) == ("Add", "Flip version 1")
+    pipelines = [a_pipeline(seed=seed).dataset for seed in (1, 2)]
+    assert of_version_1(pipelines[0]).links[0]["settings"] == {"length": 100}
+    assert of_version_1(pipelines[0]).diff(chain(pipelines[1])) == []
 
 
 class Alone(grain.MapDataset[Any]):
@@ -235,7 +386,8 @@ def test_a_data_set_without_grains_set_up_is_described() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"version": 2},
+        {"version": 0},
+        {"version": 3},
         {"version": True},
         {"links": 3},
         {"links": [{"class": 3, "settings": {}, "from": []}]},

@@ -187,12 +187,96 @@ def test_run_on_another_chain_is_refused_with_names(tmp_path: pathlib.Path, name
     assert snapshot(tmp_path) == before
 
 
+def batches_of_ours(**settings: Any) -> GrainStream:
+    source = ArraySource({"x": np.arange(400)})
+    config = {"batch_size": 8, "seed": 1, "final_batch": "pad", "num_epochs": 2, **settings}
+    pipeline = loader.Pipeline(source, loader.PipelineConfig(**config))
+    return GrainStream(pipeline.dataset.map(as_it_is), fingerprint=source.fingerprint())
+
+
+def as_it_is(element: Any) -> Any:
+    return element
+
+
+@pytest.mark.parametrize(
+    "change", [{"exclude": [300, 301]}, {"on_bad_record": "mask"}, {"record_keys": True}]
+)
+def test_a_change_behind_the_next_ids_of_a_pipeline_in_a_chain_is_refused(
+    tmp_path: pathlib.Path, change: dict[str, Any]
+) -> None:
+    train(tmp_path, batches_of_ours(), 3)
+    train(tmp_path, batches_of_ours(), 1)
+    [name] = change
+    with pytest.raises(
+        CheckpointMismatchError, match=rf"chain\.1\.NumberedBatches\.config\.{name}"
+    ):
+        train(tmp_path, batches_of_ours(**change), 1)
+
+
+class Plus(grain.transforms.Map):  # type: ignore[misc, unused-ignore]
+    """As Grain's own examples have it, and counting."""
+
+    def __init__(self, k: float) -> None:
+        self.k, self.seen = k, 0
+
+    def map(self, element: Any) -> Any:
+        self.seen += 1
+        return {**element, "x": element["x"] + self.k}
+
+
+def test_an_attribute_of_a_transformation_is_compared_and_a_counter_is_not(
+    tmp_path: pathlib.Path,
+) -> None:
+    plus = Plus(1)
+    train(tmp_path, stream(chain().map(plus)), 3)
+    assert plus.seen > 0
+    train(tmp_path, stream(chain().map(plus)), 1)
+    with pytest.raises(
+        CheckpointMismatchError,
+        match=r"chain\.9\.MapIterDataset\.transform\.k +checkpoint 1 +now 2",
+    ):
+        train(tmp_path, stream(chain().map(Plus(2))), 1)
+
+
+def test_a_run_from_before_attributes_were_compared_goes_on_and_compares_them_from_there(
+    tmp_path: pathlib.Path,
+) -> None:
+    given = stream(chain().map(Plus(1)))
+    train(tmp_path, given, 3)
+
+    def older(value: dict[str, Any]) -> None:
+        value["chain"].update(version=1, links=given.chain.older)
+
+    for step in (1, 2, 3):
+        rewritten(tmp_path, step, older)
+    train(tmp_path, stream(chain().map(Plus(2))), 0)
+    train(tmp_path, stream(chain().map(Plus(1))), 1)
+    manifest, _ = final(tmp_path)
+    assert manifest.identity.chain == given.chain
+    with pytest.raises(CheckpointMismatchError, match=r"transform\.k"):
+        train(tmp_path, stream(chain().map(Plus(2))), 1)
+
+
 def snapshot(directory: pathlib.Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(directory)): path.read_bytes()
         for path in sorted(directory.rglob("*"))
         if path.is_file() and path.name != ".lock"
     }
+
+
+def test_records_that_differ_are_named_by_their_ids(tmp_path: pathlib.Path) -> None:
+    def given(changed: float) -> GrainStream:
+        records = [{"id": f"r{row}", "x": np.float32(row)} for row in range(60)]
+        records[7]["x"] = np.float32(changed)
+        source = loader.SequenceSource(records, ids="id")
+        return GrainStream(
+            grain.MapDataset.source(records).batch(4), fingerprint=loader.fingerprint(source)
+        )
+
+    train(tmp_path, given(7), 3)
+    with pytest.raises(CheckpointMismatchError, match="1 of 60 records differs: id r7"):
+        train(tmp_path, given(8), 1)
 
 
 def test_length_of_the_data_is_compared(tmp_path: pathlib.Path) -> None:

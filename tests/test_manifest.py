@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import loader
+import loader.pipeline
 from checkpointing import manifest as manifests
 from checkpointing.manifest import (
     MAX_MANIFEST_BYTES,
@@ -346,7 +347,7 @@ def test_the_keys_version_is_in_the_manifest_where_there_are_keys(
     assert keyed.to_dict()["keys"] == {"version": 1}
     assert "keys" not in plain()
     assert Manifest.from_bytes(keyed.to_bytes()) == keyed
-    monkeypatch.setattr(manifests, "KEYS_VERSION", 2)
+    monkeypatch.setattr(loader.pipeline, "KEYS_VERSION", 2)
     now = identity(a_pipeline(record_keys=True))
     assert differences(keyed.identity, now)["keys_version"] == ("1", "2")
     assert "keys_version" not in differences(WHOLE.identity, now)

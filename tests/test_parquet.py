@@ -287,6 +287,15 @@ def test_a_file_of_other_columns_is_named(data: pathlib.Path) -> None:
     assert len(ParquetSource(data, columns=["even"])) == 25 + N + 17
 
 
+def test_a_file_with_a_column_that_the_first_has_not_is_named(data: pathlib.Path) -> None:
+    write(data / "1.parquet", table().append_column("weight", pa.array(Y)))
+    with pytest.raises(
+        ValueError, match=r"file 1.parquet, row 0: it has 'weight', a column that 0.parquet has not"
+    ):
+        opened(data)
+    assert len(ParquetSource(data, columns=["even"])) == 25 + N + 17
+
+
 def cut(path: pathlib.Path) -> None:
     os.truncate(path, path.stat().st_size * 3 // 4)
 

@@ -134,6 +134,58 @@ def test_a_record_unlike_the_first_is_named(record: Any, named: str) -> None:
         source.read(np.array([0, 1]))
 
 
+class Together(list[Any]):
+    """Gives many records at once, too."""
+
+    def __getitems__(self, rows: list[int]) -> list[Any]:
+        return [self[row] for row in rows]
+
+
+def weighted(weight: float) -> list[dict[str, Any]]:
+    records: list[dict[str, Any]] = [{"key": f"r{row}", "x": np.float32(row)} for row in range(60)]
+    records[50]["weight"] = np.float32(weight)
+    return records
+
+
+@pytest.mark.parametrize("kind", [list, Together])
+def test_an_entry_that_the_first_record_has_not_is_named(kind: Any) -> None:
+    """Nobody would see it in a batch or a fingerprint, and a chain of Grain's reads it all the same."""
+    with pytest.raises(
+        ValueError,
+        match=r"row 50, id 'r50': the record has 'weight', which the first record has not: that has 'key', 'x'\. "
+        r".*list as columns those that count, and nobody looks at the others",
+    ):
+        SequenceSource(kind(weighted(2)), ids="key")
+    source = SequenceSource(kind(weighted(2)), fields={"key": "U3"})
+    assert source.read(np.array([0, 49]))["x"].tolist() == [0, 49]
+    for read in (lambda: source.read(np.array([49, 50])), lambda: loader.fingerprint(source)):
+        with pytest.raises(ValueError, match="row 50: the record has 'weight'"):
+            read()
+
+
+def test_where_columns_are_listed_nobody_looks_at_other_entries() -> None:
+    one, other = (
+        SequenceSource(weighted(weight), ids="key", columns=["x"]).fingerprint()
+        for weight in (2, 5)
+    )
+    assert one == other
+
+
+def test_a_record_without_its_id_and_with_something_else_is_none() -> None:
+    class Changing(list[Any]):
+        later = False
+
+        def __getitem__(self, row: Any) -> Any:
+            found = super().__getitem__(row)
+            return {"x": found["x"], "other": 1} if self.later and row == 1 else found
+
+    records = Changing({"key": row, "x": row} for row in range(3))
+    source = SequenceSource(records, ids="key")
+    records.later = True
+    with pytest.raises(ValueError, match="row 1: the record has 'other'"):
+        source.read(np.array([0, 1]))
+
+
 def test_a_record_that_cannot_be_read_is_named() -> None:
     class Failing(list[Any]):
         def __getitem__(self, row: Any) -> Any:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from loader.sources.array_record_readers import Readers, array_record
 from loader.sources.columns import (
+    Entries,
     Where,
     check_fields,
     chosen_columns,
@@ -57,7 +58,8 @@ class ArrayRecordSource(FileSource):
         bytes, are decoded by functions: ``{"image": loader.decode_image}``. A function: from a
         record's bytes to a dict of arrays. Functions are called by several threads, and known to
         checkpoints by name, arguments (of a ``functools.partial``) and attribute ``version``.
-      columns: which entries of a record are fields; by default all but the one that ``ids`` names.
+      columns: which entries of a record are fields; by default all but the one that ``ids`` names, and
+        no record may have others than the first. Where you list them, other entries are in no batch.
       fields: dtype and per-record shape of entries of which the first record does not tell it: where
         ``decode`` gives strings, ``{"word": "U32"}``. By default as in the first record.
       ids: ``"file:row"``, ``"row"``, a function of rows, or the name of an entry, for which all
@@ -92,6 +94,7 @@ class ArrayRecordSource(FileSource):
         FileRows.of(files, counts)  # refuses files without records, before the first one is read
         where = functools.partial(_where, files, 0, [0])
         first = self._decoding.entries(self._readers.read(0, [0])[0], where, 0)
+        self._entries = Entries.like(first, columns, ids)
         wanted = chosen_columns(first, columns, ids)
         known = check_fields(fields, wanted)
         for name in wanted:
@@ -112,8 +115,8 @@ class ArrayRecordSource(FileSource):
 
         Raises:
           IndexError: there is no such row.
-          ValueError: a record cannot be read or decoded, is not like the first, or its file has changed;
-            names file and row.
+          ValueError: a record cannot be read or decoded, is not like the first, has an entry that this
+            one has not, or its file has changed; names file and row.
         """
         records = [b""] * len(rows)
         for group in self.file_rows.groups(rows):
@@ -125,7 +128,7 @@ class ArrayRecordSource(FileSource):
             [number], [row] = self.file_rows.locate(rows[place : place + 1])
             return f"file {self.files.names[number]}, row {row}"
 
-        return self._decoding.decode(records, self._fields, where)
+        return self._decoding.decode(records, self._fields, self._entries, where)
 
     def read_file(self, number: int, rows: npt.NDArray[np.int64], /) -> dict[str, npt.NDArray[Any]]:
         """All fields of some rows of one file, ``int64[k]``, as ``FileSource.read_file`` has it."""
@@ -138,7 +141,7 @@ class ArrayRecordSource(FileSource):
             rows = list(range(start, min(start + _COLUMN_ROWS, total)))
             records = self._readers.read(number, rows)
             where = functools.partial(_where, self.files, number, rows)
-            yield self._decoding.column(name, records, where)
+            yield self._decoding.column(name, records, self._entries, where)
 
 
 def write_array_record(
@@ -202,23 +205,34 @@ class _Encoded:
         return found
 
     def decode(
-        self, records: Sequence[bytes], fields: Mapping[str, Field], where: Where
+        self,
+        records: Sequence[bytes],
+        fields: Mapping[str, Field],
+        known: Entries,
+        where: Where,
     ) -> dict[str, npt.NDArray[Any]]:
         """Fields of some records, each an array dtype[k, *shape]."""
         made = self._at_once(records)
-        if made is not None and all(
-            name in made and (made[name].dtype, made[name].shape[1:]) == (field.dtype, field.shape)
-            for name, field in fields.items()
+        if (
+            made is not None
+            and known.allow(made)
+            and all(
+                name in made
+                and (made[name].dtype, made[name].shape[1:]) == (field.dtype, field.shape)
+                for name, field in fields.items()
+            )
         ):
             return {name: made[name] for name in fields}
-        return _one_by_one(self.entries, records, fields, where, self._threads)
+        return _one_by_one(self.entries, records, fields, known, where, self._threads)
 
-    def column(self, name: str, records: Sequence[bytes], where: Where) -> npt.NDArray[Any]:
+    def column(
+        self, name: str, records: Sequence[bytes], known: Entries, where: Where
+    ) -> npt.NDArray[Any]:
         """One entry of some records."""
         made = self._at_once(records)
-        if made is not None and name in made:
+        if made is not None and name in made and known.allow(made):
             return made[name]
-        return _column(self.entries, name, records, where)
+        return _column(self.entries, name, records, known, where)
 
     def _at_once(self, records: Sequence[bytes]) -> dict[str, npt.NDArray[Any]] | None:
         if self._decoders or not records:
@@ -245,14 +259,20 @@ class _Decoded:
         return found
 
     def decode(
-        self, records: Sequence[bytes], fields: Mapping[str, Field], where: Where
+        self,
+        records: Sequence[bytes],
+        fields: Mapping[str, Field],
+        known: Entries,
+        where: Where,
     ) -> dict[str, npt.NDArray[Any]]:
         """Fields of some records, each an array dtype[k, *shape]."""
-        return _one_by_one(self.entries, records, fields, where, self._threads)
+        return _one_by_one(self.entries, records, fields, known, where, self._threads)
 
-    def column(self, name: str, records: Sequence[bytes], where: Where) -> npt.NDArray[Any]:
+    def column(
+        self, name: str, records: Sequence[bytes], known: Entries, where: Where
+    ) -> npt.NDArray[Any]:
         """One entry of some records."""
-        return _column(self.entries, name, records, where)
+        return _column(self.entries, name, records, known, where)
 
 
 _Entries = Callable[[bytes, Where, int], Mapping[str, Any]]
@@ -275,22 +295,26 @@ def _one_by_one(
     entries: _Entries,
     records: Sequence[bytes],
     fields: Mapping[str, Field],
+    known: Entries,
     where: Where,
     threads: int,
 ) -> dict[str, npt.NDArray[Any]]:
     made = room(fields, len(records))
 
     def task(place: int) -> None:
-        put(made, fields, entries(records[place], where, place), where, place)
+        record = entries(records[place], where, place)
+        known.check(record, where, place)
+        put(made, fields, record, where, place)
 
     each(task, len(records), threads)
     return made
 
 
 def _column(
-    entries: _Entries, name: str, records: Sequence[bytes], where: Where
+    entries: _Entries, name: str, records: Sequence[bytes], known: Entries, where: Where
 ) -> npt.NDArray[Any]:
     found = [entries(record, where, place) for place, record in enumerate(records)]
+    known.check_all(found, where)
     return stacked(name, found, where)
 
 

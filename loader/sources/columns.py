@@ -3,20 +3,75 @@
 All sources take ``columns``, ``fields`` and ``ids`` in the same way, and say the same of a wrong value.
 """
 
+import dataclasses
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from loader.sources.identifiers import FILE_ROW, ROW
+from loader.sources.identifiers import id_entry
 from loader.sources.protocol import RESERVED_FIELDS, Field, check_field
 
 #: Names the file and row of one of the records that are read together.
 Where = Callable[[int], str]
 
 _LOOKS: Final = operator.attrgetter("dtype", "shape", "__class__")
+
+
+@dataclasses.dataclass(frozen=True)
+class Entries:
+    """Which entries a record may have.
+
+    Attributes:
+      names: those of the first record; ``None``, any, where a caller lists columns.
+      of_id: the one that is the ID, if one is.
+    """
+
+    names: frozenset[str] | None = None
+    of_id: str | None = None
+
+    @classmethod
+    def like(cls, first: Collection[str], columns: Any, ids: Any) -> Self:
+        """From the first record's, and ``columns`` and ``ids`` as a source is given them."""
+        return cls(frozenset(first) if columns is None else None, id_entry(ids))
+
+    def allow(self, names: Collection[str]) -> bool:
+        """Whether these are what each record has, or any would do."""
+        return self.names is None or self.names == set(names)
+
+    def check_all(self, records: Sequence[Mapping[str, Any]], where: Where) -> None:
+        """As `check`, of several records."""
+        names = self.names
+        if names is not None:
+            for place, record in enumerate(records):
+                if record.keys() != names:  # at some 0.1 us each
+                    self.check(record, where, place)
+
+    def check(self, record: Mapping[str, Any], where: Where, place: int) -> None:
+        """Checks that a record has no entry that the first one has not, which nobody would ever see.
+
+        One that lacks a field is found where that is read.
+
+        Raises:
+          ValueError: it has; names file, row, ID and entries.
+        """
+        if self.names is None or record.keys() == self.names:
+            return
+        extra = [name for name in record if name not in self.names]
+        if extra and record.keys() >= self.names - {self.of_id}:
+            whose = (
+                f", id {record[self.of_id]!r:.80}"
+                if self.of_id is not None and self.of_id in record
+                else ""
+            )
+            raise ValueError(
+                f"{where(place)}{whose}: the record has {', '.join(map(repr, extra))}, which the first record has "
+                f"not: that has {', '.join(map(repr, sorted(self.names, key=str)))}. All records of a source have the same "
+                "fields: give all of them to each, or list as columns those that count, and nobody looks at "
+                "the others"
+            )
 
 
 def chosen_columns(there: Collection[str], columns: Any, ids: Any) -> list[str]:
@@ -29,7 +84,7 @@ def chosen_columns(there: Collection[str], columns: Any, ids: Any) -> list[str]:
         left.
     """
     if columns is None:
-        of_ids = ids if isinstance(ids, str) and ids not in (ROW, FILE_ROW) else None
+        of_ids = id_entry(ids)
         columns = [name for name in there if name != of_ids]
         for name in RESERVED_FIELDS.intersection(columns):
             raise ValueError(

@@ -36,6 +36,11 @@ ReadColumn = Callable[[str, int], npt.NDArray[Any] | Iterable[npt.NDArray[Any]]]
 _BLOCK_ROWS: Final = 1 << 18
 
 
+def id_entry(rule: IdRule) -> str | None:
+    """The name of the entry of a record, or of the column, that is its ID; ``None`` where none is."""
+    return rule if isinstance(rule, str) and rule not in (ROW, FILE_ROW) else None
+
+
 class Ids(Protocol):
     """The IDs of a source."""
 

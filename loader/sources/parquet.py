@@ -32,7 +32,8 @@ class ParquetSource(FileSource):
 
     Args:
       data: a file, or a folder with files ``*.parquet`` somewhere below.
-      columns: which become fields; by default all but the one that ``ids`` names.
+      columns: which become fields; by default all but the one that ``ids`` names, and no file may have
+        others than the first. Where you list them, other columns are in no batch.
       decode: for binary columns, what makes arrays of their values, such as
         ``{"image": loader.decode_image}``. Functions are called by several threads, and known to
         checkpoints by name, arguments (of a ``functools.partial``) and attribute ``version``.
@@ -79,7 +80,7 @@ class ParquetSource(FileSource):
                     "them, or list the columns without it"
                 )
         kinds = {name: schema.field(name).type for name in [*wanted, *also]}
-        group_rows = footers(files, kinds)
+        group_rows = footers(files, kinds, None if columns is not None else schema.names)
         counts = [int(rows.sum()) for rows in group_rows]
         FileRows.of(files, counts)  # refuses files without records, before the first one is read
         given, decoders = check_fields(fields, wanted), check_decoders(decode, wanted)

@@ -5,7 +5,7 @@ import itertools
 import logging
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -178,8 +178,16 @@ class RowGroups:
         return row_name(self._files, file, 0, place)
 
 
-def footers(files: FileSet, kinds: Mapping[str, Any]) -> list[npt.NDArray[np.int64]]:
-    """Rows of each row group of each file, whose columns must be of the same types in all."""
+def footers(
+    files: FileSet, kinds: Mapping[str, Any], names: Collection[str] | None = None
+) -> list[npt.NDArray[np.int64]]:
+    """Rows of each row group of each file, whose columns must be of the same types in all.
+
+    Args:
+      files: the files.
+      kinds: by name, the type of each column that is read.
+      names: which columns there may be; by default any.
+    """
 
     def rows_of(number: int, _crew: Crew[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
         with opened(files, number, 0) as file:
@@ -193,6 +201,13 @@ def footers(files: FileSet, kinds: Mapping[str, Any]) -> list[npt.NDArray[np.int
                     f"file {files.names[number]}, row 0: column {name!r} is {found}, and in "
                     f"{files.names[0]} it is {kind}; all files must have the same columns"
                 )
+        extra = [] if names is None else [name for name in schema.names if name not in names]
+        if extra:
+            raise ValueError(
+                f"file {files.names[number]}, row 0: it has {', '.join(map(repr, extra))}, a column that "
+                f"{files.names[0]} has not; all files must have the same columns. List those that count as columns, and "
+                "nobody looks at the others"
+            )
         files.check(number)
         work.advance()
         return np.array(groups, np.int64)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from loader.fingerprint import Fingerprint, fingerprint
 from loader.sources.columns import (
+    Entries,
     Where,
     check_fields,
     chosen_columns,
@@ -32,8 +33,10 @@ class SequenceSource:
     Args:
       sequence: has ``__len__`` and ``__getitem__``, which gives for the same row the same record
         always, also to several threads: a dict of arrays, numbers or strings, or an array alone.
-      columns: which entries of a record are fields; by default all but the one that ``ids`` names. A
-        record that is an array alone has one entry, ``"value"``.
+      columns: which entries of a record are fields; by default all but the one that ``ids`` names, and
+        no record may have others than the first. Where you list them, nobody looks at other entries:
+        they are in no batch and no fingerprint. A record that is an array alone has one entry,
+        ``"value"``.
       fields: dtype and per-record shape of entries of which the first record does not tell it: of
         strings ``{"word": "U32"}``, which are up to 32 characters. By default as in the first record.
       ids: ``"row"``, a function of rows, or the name of an entry, for which all records are read at
@@ -61,7 +64,9 @@ class SequenceSource:
         self._sequence, self._len = sequence, len(sequence)
         if self._len < 1:
             raise ValueError("the sequence holds no record")
+        self._entries = Entries()
         [first] = self._records(np.zeros(1, np.int64), lambda _: "row 0")
+        self._entries = Entries.like(first, columns, ids)
         wanted = chosen_columns(first, columns, ids)
         known = check_fields(fields, wanted)
         self._fields = {name: known.get(name) or field_like(name, first[name]) for name in wanted}
@@ -87,7 +92,8 @@ class SequenceSource:
         """All fields of ``rows: int64[k]``: for each a fresh array, dtype[k, *shape].
 
         Raises:
-          ValueError: a record cannot be read, or is not like the first; names the row.
+          ValueError: a record cannot be read, is not like the first, or has an entry that this one has
+            not; names the row.
         """
 
         def where(place: int) -> str:
@@ -108,7 +114,9 @@ class SequenceSource:
                 raise ValueError(f"the sequence gave {len(found)} records for {len(numbers)} rows")
         else:
             found = [self._record(number) for number in numbers]
-        return [_entries(record, where, place) for place, record in enumerate(found)]
+        records = [_entries(record, where, place) for place, record in enumerate(found)]
+        self._entries.check_all(records, where)
+        return records
 
     def _many(self, rows: list[int]) -> list[Any]:
         try:

@@ -1,0 +1,289 @@
+"""By what functions and objects are known: all that can be told of them, alike in every process, and nothing that moves."""
+
+import dataclasses
+import enum
+import functools
+import pathlib
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, ClassVar, NamedTuple
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from loader.described import MAX_ARRAY_BYTES, MAX_TEXT, MAX_VALUES, described
+
+
+class Mode(enum.Enum):
+    FAST = 1
+    SLOW = 2
+
+
+class Size(NamedTuple):
+    height: int
+    width: int
+
+
+@dataclasses.dataclass
+class Settings:
+    rate: float
+    lock: Any = None
+
+
+class Add(grain.transforms.Map):
+    """As Grain's own examples have it."""
+
+    def __init__(self, k: Any) -> None:
+        self.k = k
+
+    def map(self, element: Any) -> Any:
+        return element + self.k
+
+    def other(self, element: Any) -> Any:
+        return element - self.k
+
+    @classmethod
+    def make(cls, element: Any) -> Any:
+        return cls(element)
+
+
+class More(Add):
+    pass
+
+
+class Called:
+    """A callable object without a base class."""
+
+    def __init__(self, k: Any, *others: Any) -> None:
+        self._k, self._others = k, others
+
+    def __call__(self, *given: Any, **_: Any) -> Any:
+        return given, self._k, self._others
+
+
+class Slotted:
+    __slots__ = ("k", "later")
+
+    def __init__(self, k: Any) -> None:
+        self.k = k
+
+    def __call__(self, element: Any) -> Any:
+        return element
+
+
+def function(element: Any, **_: Any) -> Any:
+    return element
+
+
+def decorated(element: Any, **_: Any) -> Any:
+    return element
+
+
+decorated.version = "3"  # type: ignore[attr-defined]
+
+PAIRS: list[tuple[Any, Any]] = [
+    (1, 2),
+    (1, 1.0),
+    (1, True),
+    (1, "1"),
+    (0.0, -0.0),
+    ("a", b"a"),
+    (1j, 2j),
+    (Mode.FAST, Mode.SLOW),
+    (np.dtype("f4"), np.dtype("f8")),
+    (np.float32, np.float64),
+    (jnp.bfloat16, jnp.float16),
+    (np.float32(1), np.float64(1)),
+    (np.arange(3), np.arange(3.0)),
+    (np.arange(5000), np.arange(5000)[::-1]),
+    (jnp.arange(3), jnp.arange(1, 4)),
+    (np.ma.array([1, 2], mask=[False, True]), np.ma.array([1, 2], mask=[True, False])),
+    (np.array("2020", "M8[s]"), np.array("2021", "M8[s]")),
+    ([1, [2]], [1, [3]]),
+    ((1, 2), [1, 2]),
+    ((1, 2), (2, 1)),
+    ({1, 2}, {1, 3}),
+    ({"a": 1}, {"a": 2}),
+    ({"a": 1}, {"b": 1}),
+    ({1: "a"}, {"1": "a"}),
+    (Size(1, 2), Size(2, 1)),
+    (range(3), range(4)),
+    (slice(3), slice(4)),
+    (Fraction(1, 3), Fraction(1, 4)),
+    (Decimal("1.0"), Decimal("1.1")),
+    ("x" * 5000 + "a", "x" * 5000 + "b"),
+    (list(range(5000)), [*range(4999), 0]),
+    (Settings(1), Settings(2)),
+    ([Add(1), Called(2)], [Add(1), Called(3)]),
+    (Add(1), More(1)),
+    (Add(1), Add(2)),
+    (Add(1).map, Add(1).other),
+    (functools.partial(function, k=1), functools.partial(function, k=2)),
+    (functools.partial(Add(1).map, 1), functools.partial(Add(2).map, 1)),
+    ({"a": 1}.get, {"a": 2}.get),
+    (function, decorated),
+    (np.add, np.subtract),
+    (abs, len),
+    (Add.make, More.make),
+    (object(), threading.Lock()),
+]  # fmt: skip
+
+
+HOLD: list[Callable[[Any], Any]] = [
+    Add,
+    Called,
+    Slotted,
+    lambda value: Called(1, [value]),
+    lambda value: functools.partial(function, value),
+    lambda value: functools.partial(function, k=value),
+    lambda value: functools.partial(Called(value), 1),
+    lambda value: functools.partial(functools.partial, Called(value)),
+    lambda value: Add(value).map,
+    lambda value: Add(Add(Settings(1, value))),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), PAIRS, ids=range(len(PAIRS)))
+def test_whatever_is_held_is_told(one: Any, other: Any) -> None:
+    for hold in HOLD:
+        assert described(hold(one)) == described(hold(one))
+        assert described(hold(one)) != described(hold(other))
+
+
+FUNCTIONS = [pair for pair in PAIRS if callable(pair[0]) and not isinstance(pair[0], type)]
+
+
+@pytest.mark.parametrize(("one", "other"), FUNCTIONS, ids=range(len(FUNCTIONS)))
+def test_functions_methods_and_objects_are_told_apart(one: Any, other: Any) -> None:
+    assert described(one) == described(one) != described(other)
+
+
+def test_an_attribute_has_a_line_of_its_own() -> None:
+    found = described(Called(3, Mode.SLOW, object(), np.float32(2), None))
+    assert found == {
+        "": "Called",
+        "._k": "3",
+        "._others": "tuple(Mode.SLOW, <object>, float32(2.0), None)",
+    }
+    assert described(Add(None)) == {"": "Add"}
+    assert described(Add("a").other) == {"": "Add.other", ".k": "'a'"}
+    assert described(Add.make) == {"": "Add.make"}
+    assert described(decorated) == {"": "decorated version 3"}
+    assert described(functools.partial(decorated, Called(2), by=Add(1))) == {
+        "": "decorated version 3(Called(_k=2, _others=tuple()), by=Add(k=1))"
+    }
+    versioned = Add(1)
+    versioned.version = 2
+    assert described(versioned) == {"": "Add version 2", ".k": "1"}
+
+
+class Counting(grain.transforms.Map):
+    """Keeps all sorts of things while it runs."""
+
+    kept: ClassVar[list[int]] = []
+
+    def __init__(self, k: int) -> None:
+        self.k, self.seen, self.noted = k, 0, ""
+        self.rng, self.lock, self.random = (
+            np.random.default_rng(),
+            threading.Lock(),
+            random.Random(),
+        )
+        self._table: Any = None
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self.prepared = self.k + 1
+
+    def _note(self, element: Any) -> None:
+        self.noted = str(element)
+
+    @functools.cached_property
+    def looked_up(self) -> int:
+        return 7
+
+    def map(self, element: Any) -> Any:
+        self.seen += 1
+        self._note(element)
+        if self._table is None:
+            self._table = np.arange(self.looked_up)
+        with self.lock:
+            return element + self.rng.random() + self.random.random()
+
+
+def test_what_changes_while_an_object_runs_is_left_out() -> None:
+    one = Counting(1)
+    before = described(one)
+    one.map(1)
+    assert described(one) == before == described(Counting(1))
+    assert before == {
+        "": "Counting",
+        ".k": "1",
+        ".lock": "<lock>",
+        ".prepared": "2",
+        ".random": "<Random>",
+        ".rng": "<Generator>",
+    }
+
+
+def test_of_an_object_in_an_object_all_is_told_or_the_class_alone() -> None:
+    """Another library's, say, of which nobody knows what it keeps."""
+    assert described(Add(Called(1)))[".k"] == "Called(_k=1, _others=tuple())"
+    assert described(Add(Called(1, object())))[".k"] == "Called"
+    assert described(Add(Settings(1, object())))[".k"] == "Settings(lock=<object>, rate=1)"
+    assert described(Add(pathlib.Path("a")))[".k"] == "<PosixPath>"
+
+
+def test_what_is_large_is_told_by_size_or_digest() -> None:
+    large = np.zeros(MAX_ARRAY_BYTES + 8, np.uint8)
+    assert described(Add(large))[".k"] == f"<uint8[{MAX_ARRAY_BYTES + 8}]>"
+    assert described(Add([0] * (MAX_VALUES + 1)))[".k"] == f"<list of {MAX_VALUES + 1}>"
+    for value in ("x" * 10**6, b"x" * 10**6, [1] * 10**4, dict.fromkeys(range(1000), "x")):
+        assert len(described(Add(value))[".k"]) <= MAX_TEXT
+
+
+def test_what_holds_itself_is_told() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    one = Add(loop)
+    one.me = one
+    assert set(described(one)) == {"", ".k", ".me"}
+
+
+class Hostile:
+    """Raises wherever it is asked."""
+
+    nbytes = 8
+
+    def __array__(self, *_: Any) -> Any:
+        raise RuntimeError("no array")
+
+
+def test_what_cannot_be_read_is_told_by_its_class() -> None:
+    key = jax.random.key(1)
+    for value in (Hostile(), np.array([object()]), key):
+        assert described(Add(value))[".k"] == described(Add(value))[".k"]
+    assert described(Add(Hostile()))[".k"] == "<Hostile>"
+    assert described(Add(np.array([object()])))[".k"] == "<ndarray>"
+
+
+def test_all_of_it_is_the_same_in_another_process() -> None:
+    code = (
+        "from tests.test_described import *;"
+        "print([described(hold(value)) for hold in HOLD for pair in PAIRS for value in pair])"
+    )
+    root = pathlib.Path(__file__).parent.parent
+    found = [
+        subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, check=True).stdout
+        for _ in range(2)
+    ]  # fmt: skip
+    assert found[0] == found[1]
+    assert b" at 0x" not in found[0]
