@@ -82,6 +82,7 @@ from loader.amounts import bytes_text, seconds_text, things_text
 from loader.batching import as_integer
 from loader.grain_stream import GrainIterator, GrainStream
 from loader.sources import Verify as DataVerify
+from loader.told_apart import in_print
 
 TrainState = TypeVar("TrainState")
 _Result = TypeVar("_Result")
@@ -165,8 +166,10 @@ class Checkpoints:
         self._run_config = settings("run_config", run_config)
         check_identity(pipeline)  # what cannot be identified is an error here
         self._pipeline = pipeline
-        if not process_timeout_s > 0:
-            raise ValueError(f"process_timeout_s must be more than 0, not {process_timeout_s}")
+        if not isinstance(process_timeout_s, int | float | np.number) or not process_timeout_s > 0:
+            raise ValueError(
+                f"process_timeout_s must be seconds, more than 0, not {process_timeout_s!r}"
+            )
         self._shown = directory_text(directory)
         quiet_the_layers_below()
         self._processes = _processes(process_timeout_s)
@@ -1279,8 +1282,8 @@ def _diff_leaves(before: tuple[Leaf, ...], now: tuple[Leaf, ...]) -> list[str]:
     befores = {leaf.path: leaf.kind for leaf in before}
     nows = {leaf.path: leaf.kind for leaf in now}
     return [
-        f"{path} was {befores.get(path, 'absent')} and is {nows.get(path, 'absent')}"
-        for path in {**befores, **nows}
+        f"{shown} was {befores.get(path, 'absent')} and is {nows.get(path, 'absent')}"
+        for path, shown in in_print([*befores, *nows]).items()
         if befores.get(path) != nows.get(path)
     ]
 
@@ -1288,6 +1291,8 @@ def _diff_leaves(before: tuple[Leaf, ...], now: tuple[Leaf, ...]) -> list[str]:
 def _names(allow: Collection[str]) -> Collection[str]:
     if isinstance(allow, str):
         raise TypeError(f'allow is a set of names: write allow={{"{allow}"}}')
+    if not isinstance(allow, Collection):
+        raise TypeError(f'allow is a set of names, such as {{"batch_size"}}, not {allow!r:.80}')
     return allow
 
 

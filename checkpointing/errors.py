@@ -10,8 +10,6 @@ from loader import Difference
 PLAIN_ORBAX: Final = "a checkpoint of plain Orbax, with no manifest to compare with"
 _MAX_TEXT: Final = 200
 _MAX_COLUMN: Final = 40
-#: So much is shown of what two long texts have in common, before they differ.
-_BEFORE: Final = 20
 
 
 class CheckpointMismatchError(ValueError):
@@ -83,12 +81,9 @@ class CheckpointDamagedError(RuntimeError):
 def _texts(difference: Difference) -> tuple[str, str, str, str]:
     """The parts of a difference on one line each, and none so long that it hides the others."""
     name, before, now, note = (
-        text if text.isprintable() else repr(text) for text in dataclasses.astuple(difference)
+        text if text.isprintable() else repr(text)
+        for text in dataclasses.astuple(difference.shortened(_MAX_TEXT))
     )
-    if before != now and _brief(before) == _brief(now):
-        pairs = enumerate(zip(before, now, strict=False))
-        differs = next((i for i, (a, b) in pairs if a != b), min(len(before), len(now)))
-        before, now = (f"...{text[max(0, differs - _BEFORE) :]}" for text in (before, now))
     return _brief(name), _brief(before), _brief(now), note
 
 

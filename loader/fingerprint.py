@@ -39,6 +39,8 @@ _COMPARED_UP_TO: Final = 1 << 17
 _BLOCK: Final = 1 << 14
 _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)  # odd, of no pattern: 2**64 / the golden ratio
 _NAMED: Final = 8
+#: So much is shown of what two long texts have in common, before they differ.
+_BEFORE: Final = 20
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -133,6 +135,16 @@ class Difference:
         shown = in_print([self.checkpoint, self.now])
         object.__setattr__(self, "checkpoint", shown[self.checkpoint])
         object.__setattr__(self, "now", shown[self.now])
+
+    def shortened(self, limit: int) -> "Difference":
+        """The same with both values cut to ``limit`` characters, among them the first that differ."""
+        before, now = self.checkpoint, self.now
+        if before != now and _cut(before, limit) == _cut(now, limit):
+            pairs = enumerate(zip(before, now, strict=False))
+            differs = next((i for i, (a, b) in pairs if a != b), min(len(before), len(now)))
+            first = max(0, differs - min(_BEFORE, limit // 4))
+            before, now = f"...{before[first:]}", f"...{now[first:]}"
+        return dataclasses.replace(self, checkpoint=_cut(before, limit), now=_cut(now, limit))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -747,6 +759,10 @@ def _chunks(of: Fingerprint | Leaves) -> list[str]:
 
 def _sha256(text: str) -> str:
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def _brief(of: ColumnDigest | FileMarks | None) -> str:

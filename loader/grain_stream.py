@@ -101,6 +101,8 @@ class GrainStream:
             )
         self.dataset = dataset
         self._fingerprint = fingerprint
+        if config is not None and not isinstance(config, Mapping):
+            raise TypeError(f"config must map names to values, not be {config!r:.80}")
         try:
             _check_keys(dict(config or {}))
             self.config: dict[str, Any] = json.loads(

@@ -24,7 +24,7 @@ UNREAD: Final = 141
 #: Work that ends sooner needs no progress bar.
 BAR_AFTER_SECONDS: Final = 2.0
 
-_MAX_TEXT: Final = 400
+MAX_TEXT: Final = 400
 #: Where output goes to a file or another program, nothing is broken into narrow columns.
 _WIDTH_OF_NO_TERMINAL: Final = 200
 #: By the module that is missing, the extra that brings it.
@@ -73,7 +73,7 @@ console: Final = _console(stderr=False)
 notes: Final = _console(stderr=True)
 
 
-def plain(value: object, limit: int = _MAX_TEXT) -> str:
+def plain(value: object, limit: int = MAX_TEXT) -> str:
     """A value as text that a terminal can only show: in one line, and no longer than ``limit``.
 
     What comes from a file could hold sequences that move the cursor or change colours.
@@ -87,7 +87,7 @@ def _printable(character: str) -> str:
     return character if character.isprintable() else repr(character)[1:-1]
 
 
-def safe(value: object, limit: int = _MAX_TEXT) -> str:
+def safe(value: object, limit: int = MAX_TEXT) -> str:
     """As `plain`, for a place where rich looks for markup."""
     return escape(plain(value, limit))
 
@@ -106,7 +106,7 @@ def fail(command: str, message: str, code: int = WRONG_USE) -> NoReturn:
 
 def _lines(message: str) -> str:
     """A message of several lines, each of which is safe to print."""
-    return "\n".join(safe(line, 4 * _MAX_TEXT) for line in message.splitlines())
+    return "\n".join(safe(line, 4 * MAX_TEXT) for line in message.splitlines())
 
 
 @contextlib.contextmanager

@@ -619,6 +619,9 @@ def test_nothing_but_batch_size_skip_and_exclude_can_be_allowed(
                 checkpoints.resume(a_state(), allow=allow)
         with pytest.raises(TypeError, match=r'write allow={"batch_size"}'):
             checkpoints.resume(a_state(), allow="batch_size")
+        wrong: Any = 5
+        with pytest.raises(TypeError, match=r'a set of names, such as {"batch_size"}, not 5'):
+            checkpoints.resume(a_state(), allow=wrong)
         assert checkpoints.resume(a_state(), allow=["batch_size"]).position == Position()
 
 
@@ -640,6 +643,7 @@ def test_bad_arguments_are_refused_before_anything_is_made(run_directory: pathli
         ("run_config", {"a": float("nan")}, TypeError),
         ("run_config", {1: 2}, TypeError),
         *(("run_config", wrong, TypeError) for wrong in ([1], "ab", (), 0, [("a", 1)])),
+        ("process_timeout_s", "600", ValueError),
         *(("directory", wrong, TypeError) for wrong in (None, 3, b"x")),
     ):
         given: dict[str, Any] = {"directory": run_directory, "pipeline": pipeline}

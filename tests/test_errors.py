@@ -3,6 +3,8 @@
 import pickle
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import checkpointing
 import loader
@@ -143,3 +145,15 @@ def test_values_that_print_alike_are_told_apart() -> None:
     assert shown[:2] == [["caf\\xe9", "cafe\\u0301"], ["['caf\\xe9']", "['cafe\\u0301']"]]
     assert shown[2] == ["..." + "x" * 20 + "a", "..." + "x" * 20 + "b"]
     assert shown[3] == ["..." + "x" * 20, "..." + "x" * 21]
+
+
+@given(st.text(max_size=99), st.text(max_size=99), st.text(max_size=9), st.integers(20, 40))
+def test_shortened_values_that_differ_still_do(
+    same: str, before: str, now: str, limit: int
+) -> None:
+    difference = Difference("name", same + before, same + now)
+    short = difference.shortened(limit)
+    assert (short.checkpoint == short.now) == (before == now)
+    if len(difference.checkpoint) <= limit and len(difference.now) <= limit:
+        assert short == difference
+    assert len(short.checkpoint) <= 10 * limit + 2  # escaped, in quotes

@@ -347,6 +347,7 @@ def test_read_options_are_for_a_map_dataset() -> None:
         ),
         ({"fingerprint": "abc"}, "by loader.fingerprint"),
         ({"config": {"a": object()}}, "JSON can hold"),
+        ({"config": [1]}, r"config must map names to values, not be \[1\]"),
         ({"config": {"a": {1: 2}}}, "it would make a text of the key 1"),
         ({"config": {"a": float("inf")}}, "JSON can hold"),
     ],

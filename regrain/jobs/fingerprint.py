@@ -13,7 +13,7 @@ import numpy.typing as npt
 import loader
 from regrain.jobs.sources import opened_by
 from regrain.jobs.whole_file import write_whole
-from regrain.terminal import console, plain, print_json, safe
+from regrain.terminal import MAX_TEXT, console, plain, print_json, safe
 
 SAME, DIFFERENT = 0, 1
 ID: Final = "id"
@@ -146,7 +146,10 @@ def npz_arrays(path: pathlib.Path) -> dict[str, npt.NDArray[Any]]:
 
 def lines(differences: list[loader.Difference]) -> list[str]:
     """A line for each difference, in columns."""
-    rows = [[plain(text) for text in dataclasses.astuple(one)] for one in differences]
+    rows = [
+        [plain(text) for text in dataclasses.astuple(one.shortened(MAX_TEXT))]
+        for one in differences
+    ]
     names, befores, nows = (max(len(row[column]) for row in rows) for column in range(3))
     return [
         f"  {name:{names}}  before {before:{befores}}  now {now:{nows}}"

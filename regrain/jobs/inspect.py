@@ -17,7 +17,7 @@ from checkpointing import RunReport
 from loader import Difference
 from loader.amounts import bytes_text
 from regrain.jobs.sources import made_by
-from regrain.terminal import console, fail, plain, print_json, safe
+from regrain.terminal import MAX_TEXT, console, fail, plain, print_json, safe
 
 INTACT, FOUND, NO_STEP = 0, 1, 3
 
@@ -389,7 +389,7 @@ def show_comparison(comparison: Comparison) -> None:
         table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1))
         for heading in ("differs", "this run", comparison.kind, "remark"):
             table.add_column(heading, overflow="fold")
-        for one in comparison.differences:
+        for one in (difference.shortened(MAX_TEXT) for difference in comparison.differences):
             table.add_row(*map(safe, (one.name, one.checkpoint, one.now, one.note)))
         console.print(table)
     if skipped:
