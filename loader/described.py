@@ -162,7 +162,7 @@ class _Telling:
             return f"{self.told(value.__self__, depth, known=True)}.{method}"
         if isinstance(value, _FUNCTIONS):
             return _name(value) + _version(value)
-        special = dataclasses.is_dataclass(value) or _is_of_grain(value)
+        special = dataclasses.is_dataclass(value) or is_of_grain(value)
         if not special and not callable(value):
             return None
         before, self._unknown = self._unknown, False
@@ -207,7 +207,7 @@ def _short(text: str) -> str:
     return f"{text[: MAX_TEXT // 2]}... sha256:{digest}"
 
 
-def _is_of_grain(value: Any) -> bool:
+def is_of_grain(value: Any) -> bool:
     """Whether its class is one of Grain's, or made from one."""
     return any(of.__module__.partition(".")[0] == "grain" for of in type(value).__mro__)
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from loader.described import attributes_of, described
+from loader.described import attributes_of, described, is_of_grain
 from loader.fingerprint import Difference
 from loader.mixture import Mixture
 from loader.pipeline import NumberedBatches, Pipeline
@@ -224,7 +224,7 @@ def _settings(dataset: Any) -> dict[str, Any]:
                 settings.update(_named(name, _stream_settings(value)))
         elif (plain := _of_grains(name, value)) is not None:
             settings.update(plain)
-        elif callable(value) or type(value).__module__ != "builtins":
+        elif callable(value) or is_of_grain(value) or type(value).__module__ != "builtins":
             settings.update(_function(name, value))
     if "transform" in settings:  # and not its method once more
         settings = {name: one for name, one in settings.items() if name.split(".")[0] != "map_fn"}

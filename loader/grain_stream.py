@@ -8,6 +8,8 @@ import collections
 import dataclasses
 import hashlib
 import json
+import os
+import weakref
 from collections.abc import Callable, Mapping
 from time import perf_counter_ns
 from typing import Any, Final
@@ -65,11 +67,14 @@ class GrainStream:
 
     At a resume these must be the same again: the fingerprint, ``config``, Grain's version, the number
     of its workers, and for each data set of the chain the class, the length and the settings that it
-    was made with (batch size, seed, epochs, weights, ...). Functions and transformation objects are known
-    by their names, by their attribute ``version``, and dataclasses by their plain fields. **Not**
-    checked are the code of these functions, what they close over, and arguments of a partial that no name
-    tells; set another ``version`` when you change what one does. Nor is it checked that ``fingerprint``
-    is that of the data which the chain reads.
+    was made with (batch size, seed, epochs, weights, ...). Functions are known by their names, their
+    attribute ``version`` and the arguments of a partial; objects that are called, transformations of
+    Grain's and data sets of other classes by class, ``version`` and their plain attributes as they are
+    when this is made, without those that their methods assign; `Pipeline.dataset` by all that a
+    pipeline is known by. **Not** checked are the code of functions, what they close over, and objects
+    of which only the class can be told; set another ``version`` when you change what one does. Nor is
+    it checked that ``fingerprint`` is that of the data which the chain reads. ``docs/grain.md`` has it
+    in full.
 
     Args:
       dataset: the chain. It is iterated anew at each resume, and must not be changed afterwards.
@@ -193,6 +198,9 @@ class GrainIterator(grain.DatasetIterator[Any]):
         self._step = 0
         self._ended = False
         self._ahead: Ahead | None = None
+        if stream.chain.workers:
+            # At the exit, while Python can still let go of the memory that Grain's workers share.
+            weakref.finalize(self, _close, weakref.ref(self), os.getpid())
         if start is not None:
             self._step, self._state = _checked_state(start)
 
@@ -313,7 +321,10 @@ class GrainIterator(grain.DatasetIterator[Any]):
             self._open()[0].start_prefetch()
 
     def close(self) -> None:
-        """Ends Grain's threads and processes, and lets go of what was read ahead. Safe to call again."""
+        """Ends Grain's threads and processes, and lets go of what was read ahead. Safe to call again.
+
+        Where the chain has workers (``mp_prefetch``), this is done at Python's exit, if nobody has.
+        """
         self._meter.stop()
         self._drop()
         self._read.clear()
@@ -359,6 +370,12 @@ class GrainIterator(grain.DatasetIterator[Any]):
         iterator, self._iterator = self._iterator, None
         if iterator is not None:
             iterator.close()
+
+
+def _close(iterator: "weakref.ref[GrainIterator]", process: int) -> None:
+    there = iterator()
+    if there is not None and os.getpid() == process:  # and not a fork of it
+        there.close()
 
 
 def element_ids(element: Any, limit: int | None = None) -> list[int | str] | None:
