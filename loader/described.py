@@ -6,12 +6,16 @@ import enum
 import functools
 import hashlib
 import inspect
+import operator
+import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Final
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from loader.fingerprint import dataset_digest
@@ -25,9 +29,9 @@ MAX_ARRAY_BYTES: Final = 1 << 26
 _MAX_DEPTH: Final = 8
 #: Each is told as Python writes it; a bool is an int too, and comes first.
 _PLAIN: Final = (bool, int, float, complex, str, bytes, range, Decimal, Fraction)
+_GETTERS: Final = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
 #: They make an object; what others assign changes while it runs.
 _MAKE: Final = frozenset({"__init__", "__new__", "__post_init__", "__setstate__"})
-_FUNCTIONS: Final = (types.FunctionType, types.BuiltinFunctionType, np.ufunc)
 
 
 def described(value: Any) -> dict[str, str]:
@@ -45,12 +49,12 @@ def described(value: Any) -> dict[str, str]:
     Attributes that methods assign after an object was made, such as counters, are left out, and so is
     what a `functools.cached_property` has looked up.
     """
-    telling = _Telling()
+    telling, value = _Telling(), _bare(value)
     method = _method(value)
     whose = value if method is None else value.__self__
     if method is not None and isinstance(whose, type):
         return {"": f"{whose.__qualname__}.{method}" + _version(value)}
-    if isinstance(whose, (functools.partial, *_FUNCTIONS)) or _is_value(whose):
+    if isinstance(whose, (functools.partial, *_GETTERS)) or _is_function(whose) or _is_value(whose):
         return {"": telling.told(value)}
     name = _name(whose) + ("" if method is None else f".{method}")
     name += _version(whose) or _version(value)
@@ -104,6 +108,8 @@ class _Telling:
             return f"{type(value).__qualname__}.{value.name or repr(value.value)}"
         if isinstance(value, type):
             return value.__qualname__ + _version(value)
+        if isinstance(value, re.Pattern):
+            return f"re.compile({value.pattern!r}, {value.flags})"
         if isinstance(value, np.generic | np.ndarray) or hasattr(value, "__array__"):
             return self._array(value)
         for kind in _PLAIN:
@@ -119,6 +125,8 @@ class _Telling:
             shape = list(getattr(value, "shape", ()))
             self._unknown = True
             return f"<{getattr(value, 'dtype', type(value).__qualname__)}{shape}>"
+        if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+            return f"{value.dtype} {self._array(jax.random.key_data(value))}"
         if isinstance(value, np.ma.MaskedArray):
             return f"masked({self._array(value.data)}, {self._array(np.ma.getmaskarray(value))})"
         self._bytes -= size
@@ -151,16 +159,20 @@ class _Telling:
         return None
 
     def _function(self, value: Any, depth: int, known: bool) -> str | None:
+        value = _bare(value)
         if isinstance(value, functools.partial):
             parts = [self.told(one, depth, known=True) for one in value.args]
             for name, one in sorted(value.keywords.items()):
                 parts.append(f"{name}={self.told(one, depth, known=True)}")
             own = _version(value) if "version" in vars(value) else ""
             return f"{self.told(value.func, depth, known=True)}({', '.join(parts)}){own}"
+        if isinstance(value, _GETTERS):
+            reduced: Any = value.__reduce__()
+            return f"{self.told(reduced[0], depth)}{self.told(reduced[1], depth)}"
         method = _method(value)
         if method is not None:
             return f"{self.told(value.__self__, depth, known=True)}.{method}"
-        if isinstance(value, _FUNCTIONS):
+        if _is_function(value):
             return _name(value) + _version(value)
         special = dataclasses.is_dataclass(value) or is_of_grain(value)
         if not special and not callable(value):
@@ -173,9 +185,28 @@ class _Telling:
         return _name(value) + (f"({', '.join(parts)})" if parts else "") + _version(value)
 
 
+def _is_function(value: Any) -> bool:
+    """Whether it is a function, or stands for one, as what `jax.jit` or `functools.wraps` gives."""
+    return isinstance(value, np.ufunc) or (
+        callable(value) and isinstance(getattr(value, "__qualname__", None), str)
+    )
+
+
+def _bare(value: Any) -> Any:
+    """The method, partial or object that a function stands for (`jax.jit` of it), if it stands for one."""
+    found = value
+    for _ in range(_MAX_DEPTH):
+        if _method(found) is not None or not hasattr(found, "__wrapped__"):
+            break
+        found = found.__wrapped__
+    return value if isinstance(found, types.FunctionType) else found
+
+
 def _is_value(value: Any) -> bool:
     """Whether it is told by what it holds, such as a dict whose ``get`` is a function."""
-    return isinstance(value, (*_PLAIN, list, tuple, set, frozenset, dict, np.ndarray, type))
+    return isinstance(
+        value, (*_PLAIN, re.Pattern, list, tuple, set, frozenset, dict, np.ndarray, type)
+    )
 
 
 def _method(value: Any) -> str | None:

@@ -3,8 +3,10 @@
 import dataclasses
 import enum
 import functools
+import operator
 import pathlib
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -89,6 +91,15 @@ def decorated(element: Any, **_: Any) -> Any:
 
 decorated.version = "3"  # type: ignore[attr-defined]
 
+
+def wrapping(inner: Any) -> Any:
+    @functools.wraps(inner)
+    def wrapper(*given: Any) -> Any:
+        return inner(*given)
+
+    return wrapper
+
+
 PAIRS: list[tuple[Any, Any]] = [
     (1, 2),
     (1, 1.0),
@@ -105,6 +116,8 @@ PAIRS: list[tuple[Any, Any]] = [
     (np.arange(3), np.arange(3.0)),
     (np.arange(5000), np.arange(5000)[::-1]),
     (jnp.arange(3), jnp.arange(1, 4)),
+    (jax.random.key(1), jax.random.key(2)),
+    (jax.random.key(1), jax.random.key(1, impl="rbg")),
     (np.ma.array([1, 2], mask=[False, True]), np.ma.array([1, 2], mask=[True, False])),
     (np.array("2020", "M8[s]"), np.array("2021", "M8[s]")),
     ([1, [2]], [1, [3]]),
@@ -129,6 +142,15 @@ PAIRS: list[tuple[Any, Any]] = [
     (functools.partial(function, k=1), functools.partial(function, k=2)),
     (functools.partial(Add(1).map, 1), functools.partial(Add(2).map, 1)),
     ({"a": 1}.get, {"a": 2}.get),
+    (operator.itemgetter("a"), operator.itemgetter("b")),
+    (operator.attrgetter("a"), operator.itemgetter("a")),
+    (operator.methodcaller("a", 1, b=2), operator.methodcaller("a", 1, b=3)),
+    (re.compile("a").sub, re.compile("b").sub),
+    (jax.jit(Add(1).map), jax.jit(Add(2).map)),
+    (jax.jit(Called(1)), jax.jit(Called(2))),
+    (jax.jit(functools.partial(function, k=1)), jax.jit(functools.partial(function, k=2))),
+    (wrapping(Add(1).map), wrapping(Add(2).map)),
+    (re.compile("a"), re.compile("a", re.IGNORECASE)),
     (function, decorated),
     (np.add, np.subtract),
     (abs, len),
@@ -183,6 +205,30 @@ def test_an_attribute_has_a_line_of_its_own() -> None:
     versioned = Add(1)
     versioned.version = 2
     assert described(versioned) == {"": "Add version 2", ".k": "1"}
+
+
+def test_what_stands_for_a_function_is_told_as_one() -> None:
+    """And not by what JAX keeps of it, such as the file and line where it stands."""
+
+    @functools.lru_cache
+    def kept(element: Any) -> Any:
+        return element
+
+    class Retried:
+        def __init__(self, function: Any) -> None:
+            functools.update_wrapper(self, function)
+            self.tries = 0
+
+        def __call__(self, element: Any) -> Any:
+            return element
+
+    place = f"{test_what_stands_for_a_function_is_told_as_one.__name__}.<locals>."
+    assert described(jax.jit(decorated)) == {"": "decorated version 3"}
+    assert described(functools.partial(jax.jit(decorated), k=1)) == {"": "decorated version 3(k=1)"}
+    assert described(wrapping(decorated)) == {"": "decorated version 3"}
+    assert described(kept) == {"": f"{place}kept"}
+    assert described(Retried(decorated)) == {"": "decorated version 3"}
+    assert described(Add(jax.jit(function)))[".k"] == "function"
 
 
 class Counting(grain.transforms.Map):
