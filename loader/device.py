@@ -29,7 +29,7 @@ def to_device(batch: Batch, device: Device) -> Batch:
 
     ``id`` stays a NumPy array, since JAX would cut its 64 bits to 32, and so do strings, times and
     structured fields. As wherever JAX is given an array, int64 and float64 become int32 and float32
-    unless ``jax_enable_x64`` is set.
+    unless ``jax_enable_x64`` is set; JAX would also do so with integers that do not fit.
 
     Args:
       batch: NumPy arrays.
@@ -38,9 +38,14 @@ def to_device(batch: Batch, device: Device) -> Batch:
     Returns:
       The same fields in the same order, as `jax.Array` where they moved. The transfer goes on in the
       background: JAX waits for it where the array is used.
+
+    Raises:
+      ValueError: an integer does not fit the 32 bits that JAX has for it.
     """
     moving = {
-        name: array for name, array in batch.items() if name != "id" and _is_jax_dtype(array.dtype)
+        name: _in_bits_of_jax(name, array)
+        for name, array in batch.items()
+        if name != "id" and _is_jax_dtype(array.dtype)
     }
     sharding = sharding_of(device)
     if sharding is not None:
@@ -68,11 +73,25 @@ def check_device(device: Any, sizes: set[int]) -> None:
     for size in sorted(sizes):
         try:
             device.shard_shape((size,))
-        except ValueError as error:
+        except (IndexError, ValueError) as error:  # the former where it splits another axis
             raise ValueError(
                 f"device, {device}, cannot hold a batch of {size} records: {error}. It must split "
                 'the batch axis alone, into equal parts; final_batch="pad" makes all batches equal'
             ) from error
+
+
+def _in_bits_of_jax(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The array; 64-bit integers as JAX has them, if it has them in fewer bits."""
+    if array.dtype.kind not in "iu" or array.dtype.itemsize < 8:
+        return array
+    narrow = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    lost = narrow != array
+    if lost.any():
+        raise ValueError(
+            f"field {name!r} holds {array[lost][0]}, which does not fit {narrow.dtype}: unless jax_enable_x64 is "
+            f"set, JAX has no {array.dtype}. Set it, or have a transform leave the field out or cast it"
+        )
+    return narrow
 
 
 @functools.lru_cache

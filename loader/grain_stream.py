@@ -12,7 +12,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping
 from time import perf_counter_ns
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import jax
 import numpy as np
@@ -22,7 +22,7 @@ from loader.device import Device
 from loader.fingerprint import Fingerprint
 from loader.grain_chain import GrainChain
 from loader.leaves import raw_bytes
-from loader.pipeline import ReadOptions
+from loader.pipeline import NOT_COPIED, ReadOptions
 from loader.sources import Verify
 from loader.stats import Amount, Meter, OnStats, StatsHook, StreamStats, hook_of
 
@@ -246,6 +246,9 @@ class GrainIterator(grain.DatasetIterator[Any]):
         ``ready`` is ``None``: Grain does not tell how many elements it has read ahead.
         """
         return self._meter.stats(self._step)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(NOT_COPIED)
 
     def stop_clock(self) -> None:
         """Stops the clock of `stats` until the next element is asked for."""

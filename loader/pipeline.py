@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from time import perf_counter_ns
-from typing import Any, Final, Protocol, SupportsIndex, TypeAlias
+from typing import Any, Final, NoReturn, Protocol, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +51,10 @@ _STATE_KEYS: Final = ("epoch", "offset", "step")
 #: What tells of the records themselves. A transform cannot change it.
 _OWN_FIELDS: Final = ("id", "mask")
 #: Reads in the caller's thread. For data in memory Grain's threads cost more than they bring.
+NOT_COPIED: Final = (
+    "an iterator is not copied or pickled, since what it has read ahead would be in one of the two alone: "
+    "take its get_state(), and make another iterator that set_state() gives it to"
+)
 _NO_THREADS: Final = ReadOptions(num_threads=0, prefetch_buffer_size=0)
 
 
@@ -548,6 +552,9 @@ class BatchIterator(grain.DatasetIterator[Batch]):
         #: By Grain's threads, if there are any.
         self._read_ahead = _ReadAhead()
         self._position = pipeline.grid.check(start)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(NOT_COPIED)
 
     @property
     def pipeline(self) -> _BatchStream:

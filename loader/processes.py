@@ -117,6 +117,11 @@ def _shard_of_sharding(sharding: jax.sharding.Sharding) -> Shard:
         for rows in sharding.addressable_devices_indices_map((size,)).values()
         if rows is not None
     }
+    if not held:
+        raise ValueError(
+            f"none of the devices of {sharding} is one of process {jax.process_index()}, which would have "
+            "no rows of any batch: use a mesh with devices of every process"
+        )
     first, end = min(start for start, _ in held), max(stop for _, stop in held)
     rows = end - first
     if sum(stop - start for start, stop in held) != rows or size % rows or first % rows:

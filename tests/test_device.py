@@ -1,5 +1,7 @@
 """Batches delivered on a device: the same ones, transferred one ahead, and a state that knows none of it."""
 
+import copy
+import pickle
 import threading
 import time
 from typing import Any
@@ -231,6 +233,52 @@ def test_fields_that_jax_has_no_dtype_for_stay(dtype: Any, moves: bool) -> None:
     assert isinstance(batch["x"], jax.Array) == moves
     assert isinstance(batch["id"], np.ndarray)
     assert moves or batch["x"] is array
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fit", "odd"),
+    [
+        (np.int64, [-(2**31), 2**31 - 1], 2**31),
+        (np.int64, [0, -1], -(2**40)),
+        (np.uint64, [0, 2**32 - 1], 2**32),
+    ],
+)
+def test_an_integer_that_jax_would_cut_is_refused(dtype: Any, fit: list[int], odd: int) -> None:
+    moved = to_device({"user": np.array(fit, dtype)}, cpu())["user"]
+    assert moved.dtype.itemsize == 4
+    assert moved.tolist() == fit
+    with pytest.raises(ValueError, match=f"field 'user' holds {odd}, which does not fit u?int32"):
+        to_device({"user": np.array([*fit, odd], dtype)}, cpu())
+    with jax.enable_x64(True):
+        whole = to_device({"user": np.array([*fit, odd], dtype)}, cpu())["user"]
+        assert whole.tolist() == [*fit, odd]
+
+
+def test_a_batch_with_an_integer_that_is_refused_is_not_lost() -> None:
+    users = np.array([1, 2, 2**40, 4])
+    pipeline = Pipeline(ArraySource({"user": users}), PipelineConfig(2, 0, "drop", shuffle="none"))
+    batches = pipeline.iterate(device=cpu())
+    assert next(batches)["user"].tolist() == [1, 2]
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"holds {2**40}"):
+            next(batches)
+        assert batches.position == Position(0, 2, 1)
+    batches.close()
+
+
+def test_sharding_of_another_axis_is_named() -> None:
+    with pytest.raises(ValueError, match="must split the batch axis alone"):
+        pipeline_of(batch_size=4, final_batch="pad").iterate(
+            device=NamedSharding(AbstractMesh((2,), ("data",)), PartitionSpec(None, "data"))
+        )
+
+
+def test_an_iterator_is_not_copied() -> None:
+    batches = pipeline_of().iterate()
+    for copies in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=r"not copied or pickled.*take its get_state\(\)"):
+            copies(batches)
+    assert next(batches)["id"].tolist() == pipeline_of().ids(0).tolist()
 
 
 def test_training_step_takes_the_batch() -> None:

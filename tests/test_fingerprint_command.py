@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+import ml_dtypes
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -55,6 +56,16 @@ def test_a_file_and_a_folder_of_the_same_arrays_have_the_fingerprint_of_the_sour
         assert printed == call("print", str(number))
         assert printed.splitlines()[0] == f"{digest(**arrays)} 10 records"
         assert [line.split()[0] for line in printed.splitlines()[1:]] == sorted({"id", *arrays})
+
+
+def test_a_folder_with_a_description_has_the_fingerprint_of_its_source() -> None:
+    arrays = {"a b": X, "half": np.arange(10).astype(ml_dtypes.bfloat16)}
+    loader.write_npy(loader.ArraySource(arrays, IDS), "data")
+    np.save("data/stray.npy", X)
+    found = loader.NpySource("data").fingerprint()
+    assert call("print", "data").splitlines()[0] == f"{found.digest} 10 records"
+    call("save", "a.json", "data")
+    assert call("compare", "a.json", "data") == f"same: {found.digest}\n"
 
 
 def test_the_digits_are_those_of_the_training_script(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ RUNTIME = {"grain", "jax", "numpy", "orbax-checkpoint"}
 OF_THE_COMMAND_LINE = ("typer", "rich", "matplotlib")
 #: Beside what they export, of the two libraries: how work and amounts are told, and types of what is returned.
 OPEN_TO_COMMANDS = (
-    *("loader", "loader.amounts", "loader.progress"),
+    *("loader", "loader.amounts", "loader.new_paths", "loader.progress"),
     *("checkpointing", "checkpointing.drill_report"),
 )
 NUMPY_ALONE = (

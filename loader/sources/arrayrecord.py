@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -10,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from loader.new_paths import new_file
 from loader.sources.array_record_readers import Readers, array_record
 from loader.sources.columns import (
     Entries,
@@ -162,27 +162,21 @@ def write_array_record(
       OSError: the file cannot be written.
     """
     target = pathlib.Path(path)
-    if os.path.lexists(target):
-        raise FileExistsError(f"{str(target)!r} is there already; name another file, or move it")
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    writer = array_record().ArrayRecordWriter(str(partial), options)
-    count = 0
-    try:
-        for record in records:
-            writer.write(encode_record(record))
-            count += 1
-        if not count:
-            raise ValueError(f"there is no record to write to {str(target)!r}")
-        writer.close()
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.rename(target)
-    except RuntimeError as error:
-        raise OSError(f"{str(target)!r} cannot be written: {error}") from error
-    finally:
-        with contextlib.suppress(RuntimeError):
+    with new_file(target) as partial:
+        writer = array_record().ArrayRecordWriter(str(partial), options)
+        count = 0
+        try:
+            for record in records:
+                writer.write(encode_record(record))
+                count += 1
+            if not count:
+                raise ValueError(f"there is no record to write to {str(target)!r}")
             writer.close()
-        partial.unlink(missing_ok=True)
+        except RuntimeError as error:
+            raise OSError(f"{str(target)!r} cannot be written: {error}") from error
+        finally:
+            with contextlib.suppress(RuntimeError):
+                writer.close()
 
 
 class _Encoded:

@@ -15,7 +15,6 @@ import math
 import os
 import pathlib
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any, Final, Self
 
@@ -23,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loader.fingerprint import check_ids, read_fields, read_ids
+from loader.new_paths import new_folder
 from loader.progress import Work, counted
 from loader.sources.files import checked_name
 from loader.sources.protocol import Field, RecordSource, check_source
@@ -191,27 +191,6 @@ def write_npy(
         _write_synced(folder / DESCRIPTION, described.text().encode())
 
 
-@contextlib.contextmanager
-def new_folder(target: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A folder to write to, which has its own name once all went well, and is gone if not.
-
-    Raises:
-      FileExistsError: there is something of that name.
-    """
-    if target.exists() or target.is_symlink():
-        raise FileExistsError(f"{str(target)!r} is there already; name another folder, or move it")
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a killed process that had this number
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        _sync_folder(partial)
-        partial.rename(target)
-        _sync_folder(target.parent)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
 class _NpyFile:
     """A ``.npy`` file that is written from its start to its end."""
 
@@ -300,11 +279,3 @@ def _write_synced(path: pathlib.Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_folder(path: pathlib.Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -7,7 +7,6 @@ To add a format: a function that writes all records of a source, and one that op
 import contextlib
 import dataclasses
 import math
-import os
 import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Literal
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 import loader
+from loader.new_paths import new_file
 from loader.progress import Work
 from regrain.jobs.fingerprint import ID, npz_arrays
 
@@ -138,7 +138,7 @@ def _write_parquet(source: loader.RecordSource, path: pathlib.Path) -> None:
             made = pa.FixedSizeListArray.from_arrays(made, size)
         return made
 
-    with _partial(path) as partial, contextlib.ExitStack() as opened_file:
+    with new_file(path) as partial, contextlib.ExitStack() as opened_file:
         writer: Any = None
         for columns in _blocks(source, _ROW_GROUP_BYTES, path.name):
             table = pa.table({name: column(name, array) for name, array in columns.items()})
@@ -172,16 +172,3 @@ def _blocks(
             rows = np.arange(start, min(start + step, len(source)), dtype=np.int64)
             yield {ID: source.ids(rows), **source.read(rows)}
             work.advance(len(rows))
-
-
-@contextlib.contextmanager
-def _partial(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Another name for a file that is written, which has its own once all went well."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        yield partial
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.rename(path)
-    finally:
-        partial.unlink(missing_ok=True)

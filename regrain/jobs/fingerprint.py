@@ -17,6 +17,8 @@ from regrain.terminal import MAX_TEXT, console, plain, print_json, safe
 
 SAME, DIFFERENT = 0, 1
 ID: Final = "id"
+#: Of a folder that `loader.write_npy` has written.
+_DESCRIPTION: Final = "regrain.json"
 #: A saved fingerprint has at most 24 KiB and some 150 bytes a field.
 MAX_JSON_BYTES: Final = 1 << 22
 
@@ -101,12 +103,14 @@ def opened(data: pathlib.Path | None, source: str | None, *, digits: bool) -> lo
     return opened_by(of_arrays, "a .npz file or a folder", data, source, with_digits=digits)
 
 
-def of_arrays(data: pathlib.Path) -> loader.ArraySource:
-    """The arrays of a .npz file, or of a folder of .npy files.
+def of_arrays(data: pathlib.Path) -> loader.RecordSource:
+    """The arrays of a .npz file, or of a folder of .npy files; with its description, as `NpySource` reads it.
 
     Raises:
       OSError, ValueError: they cannot be read, or none is of a field.
     """
+    if (data / _DESCRIPTION).is_file():
+        return loader.NpySource(data)
     arrays = folder_arrays(data) if data.is_dir() else npz_arrays(data)
     ids = arrays.pop(ID, None)
     if not arrays:
