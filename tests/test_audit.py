@@ -20,6 +20,7 @@ import loader.order
 from loader import ArraySource, AuditReport, Pipeline, PipelineConfig, audit, audit_batches
 from loader.audit import formula, rows
 from loader.audit.formula import by_formula
+from loader.audit.reading import another_order, ids_of
 from loader.audit.rows import RowsOfIds
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -542,6 +543,103 @@ def test_a_shuffled_stream_keeps_its_books(data: st.DataObject) -> None:
         assert epoch.delivered - epoch.distinct == epoch.again
     assert report.clean == (picked == list(range(len(batches))))
     assert report.coverage.records == sum(int(batches[i]["mask"].sum()) for i in picked)
+
+
+# --- sources that answer by the order of the rows they are asked for ----------------------------
+
+
+class Sorting(ArraySource):
+    """Asks a library for rising rows, as HDF5 wants them, and does not put the records back."""
+
+    sorts: tuple[str, ...] = ("read",)
+
+    def read(self, rows: Any, /) -> Any:
+        return super().read(np.sort(rows) if "read" in self.sorts else rows)
+
+    def ids(self, rows: Any, /) -> Any:
+        return super().ids(np.sort(rows) if "ids" in self.sorts else rows)
+
+
+class Stale(ArraySource):
+    """Answers some requests with what it read last."""
+
+    last: Any = None
+
+    def read(self, rows: Any, /) -> Any:
+        if self.last is None or rows[0] % 3 or len(rows) != len(self.last["x"]):
+            self.last = super().read(rows)
+        return {name: field.copy() for name, field in self.last.items()}
+
+
+class SortingItems:
+    def __len__(self) -> int:
+        return 11
+
+    def __getitem__(self, row: int) -> Any:
+        return {"x": row}
+
+    def __getitems__(self, rows: Any) -> Any:
+        return [{"x": row} for row in sorted(rows)]
+
+
+@pytest.mark.parametrize("kind", ["array", "strings", "items"])
+def test_a_source_that_sorts_its_rows_and_does_not_put_them_back_is_found(kind: str) -> None:
+    x = np.arange(11)
+    made: dict[str, Callable[[], Any]] = {
+        "array": lambda: Sorting({"x": x}),
+        "strings": lambda: Sorting({"x": x}, [f"record-{i:06}" for i in range(11)]),
+        "items": lambda: loader.SequenceSource(SortingItems()),
+    }
+    source = made[kind]()
+    config = a_config(11)
+    report = audit(Pipeline(source, config))
+    assert report.found == ("alignment",)
+    (cause,) = report.alignment.causes
+    assert "when rows are asked for in another order" in cause
+    right = np.concatenate([batch["id"][batch["mask"]] for batch in Pipeline(source, config)])
+    came = np.concatenate([batch["x"][batch["mask"]] for batch in Pipeline(source, config)])
+    truth = np.asarray(source.ids(x)).tolist()
+    wrong = sum(truth.index(i) != value for i, value in zip(right.tolist(), came, strict=True))
+    assert report.alignment.count == wrong > 0
+    assert audit_batches(list(Pipeline(source, config)), source, config).found == ("alignment",)
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("sorts", [("ids",), ("ids", "read")])
+def test_a_source_that_sorts_its_ids_is_found(sorts: tuple[str, ...], n: int) -> None:
+    source = Sorting({"x": np.arange(n)})
+    source.sorts = sorts
+    report = audit(Pipeline(source, a_config(n)))
+    assert set(report.found) == {"order", "alignment"}
+    assert audit(Pipeline(source, a_config(n)), ids_only=True).found == ("order",)
+
+
+@pytest.mark.parametrize("shuffle", ["feistel", "none"])
+def test_a_source_that_answers_with_what_it_read_last_is_found(shuffle: str) -> None:
+    source = Stale({"x": np.arange(11)})
+    assert audit(Pipeline(source, a_config(11, shuffle=shuffle))).found == ("alignment",)
+
+
+@given(st.lists(st.integers(0, 99), max_size=20))
+def test_rows_are_read_again_in_another_order_and_put_back(rows: list[int]) -> None:
+    given_rows = np.array(rows, np.int64)
+    order = another_order(given_rows)
+    assert sorted(order.tolist()) == list(range(len(rows)))
+    read = given_rows[order].tolist()
+    assert read != rows or len(rows) < 2 or rows == sorted(rows) != sorted(set(rows))
+    assert read == sorted(rows) or rows == sorted(rows)
+    source = ArraySource({"x": np.arange(100)}, np.arange(100) * 3)
+    assert ids_of(source, given_rows).tolist() == [3 * row for row in rows]
+
+
+def test_a_source_that_gives_another_number_of_ids_is_named() -> None:
+    class Short(ArraySource):
+        def ids(self, rows: Any, /) -> Any:
+            return super().ids(rows)[: max(1, len(rows) - 1)]
+
+    batches = list(Pipeline(a_source(11, "rows"), a_config(11)))
+    with pytest.raises(ValueError, match="gave 3 IDs for 4 rows"):
+        audit_batches(batches, Short({"x": np.arange(11)}), a_config(11))
 
 
 # --- the order, once more -----------------------------------------------------------------------

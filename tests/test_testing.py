@@ -409,6 +409,16 @@ def test_what_stands_between_a_pipeline_and_the_loop_is_audited_too(fault: Any, 
     assert re.search(r"epoch 0, step \d, place \d: ID \d+", text)
 
 
+def test_a_source_that_gives_records_in_an_order_of_its_own_is_found() -> None:
+    class Sorting(ArraySource):
+        def read(self, rows: Any, /) -> Any:
+            return super().read(np.sort(rows))
+
+    source = Sorting({"x": np.arange(11.0)})
+    told = message(lambda: testing.assert_covers_epoch(a_pipeline(source=source)))
+    assert "'x': the source gives another value when rows are asked for in another order" in told
+
+
 def test_batches_beyond_the_last_epoch_are_seen_and_those_of_the_next_one_are_not() -> None:
     once, twice = a_pipeline(num_epochs=1), a_pipeline()
     text = message(lambda: testing.assert_covers_epoch(once, batches=iter(twice)))

@@ -7,7 +7,8 @@
 A right epoch length proves nothing: a duplicate and an omission cancel. So records are followed by
 their IDs, and five findings are told apart by name (see `AuditReport`). Nothing here is shared with
 the code that makes the batches: their borders, padding and masks are derived again from the config
-(`due`), orders once more in blocks and at sampled positions by a slow formula (`formula`).
+(`due`), orders once more in blocks and at sampled positions by a slow formula (`formula`). The source is
+asked for its records again, in another order of rows (`reading`).
 
 Memory is a byte a record, for two epochs at a time, and one block of batches; where IDs are not row
 numbers, their source has no ``rows_of(ids)``, and some came out of place, 16 bytes a record more.
@@ -27,6 +28,7 @@ from loader.audit.due import Due, Place
 from loader.audit.formula import DerivedOrder
 from loader.audit.keys import KeyCheck
 from loader.audit.mixture import Batches, MixedStream, MixtureReport, steps_of_each
+from loader.audit.reading import ids_of
 from loader.audit.report import (
     FINDINGS,
     AuditReport,
@@ -321,7 +323,7 @@ def _add_faults_of_formula(
 ) -> None:
     offenders = []
     for epoch, position, row, right in order.faults[: 4 * Tally.KEPT]:
-        found, expected = np.asarray(source.ids(np.array([row, right], np.int64))).tolist()
+        found, expected = ids_of(source, np.array([row, right], np.int64)).tolist()
         step = due.step(due.number(Place(epoch, position)))
         place = position % due.config.batch_size
         cause = "the order is not what its formula says"

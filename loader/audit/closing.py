@@ -9,6 +9,7 @@ import numpy.typing as npt
 from loader.audit.due import Due, Place
 from loader.audit.formula import DerivedOrder
 from loader.audit.ledger import BAD, ELSEWHERE, EXCLUDED, IN_PLACE, MASKED, SEEN, Ledger, Sighting
+from loader.audit.reading import ids_of
 from loader.audit.report import EpochCount, Offender, RecordId, Tally
 from loader.sources import RecordSource
 
@@ -109,8 +110,8 @@ class Closing:
     def _note(self, cause: str, rows: list[int]) -> None:
         kept = self.sample.get(cause, ())
         if rows and len(kept) < Tally.KEPT:
-            ids = self._source.ids(np.array(rows[: Tally.KEPT - len(kept)], np.int64))
-            self.sample[cause] = kept + tuple(np.asarray(ids).tolist())
+            ids = ids_of(self._source, np.array(rows[: Tally.KEPT - len(kept)], np.int64))
+            self.sample[cause] = kept + tuple(ids.tolist())
 
     def _sorted_out(
         self, due: Due, epoch: int, ledger: Ledger, against: int

@@ -1,5 +1,6 @@
 """A delivered batch, from wherever it comes, and whether its fields are those of its records."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loader.audit.keys import KeyCheck
+from loader.audit.reading import another_order
 from loader.audit.report import Offender, Tally
 from loader.keys import KEY_FIELD
 from loader.leaves import without_padding
@@ -188,6 +190,7 @@ class FieldCheck:
         faults: list[tuple[npt.NDArray[np.int64], str, str | None]] = [
             (at, "no field of the source", name) for name in batch.fields if name not in known
         ]
+        at = at[another_order(rows[at])]
         records, unreadable = self._read(rows[at])
         faults.append((at[unreadable], "the source cannot read the record again", None))
         at = np.delete(at, unreadable)
@@ -200,8 +203,24 @@ class FieldCheck:
                 faults.append((at, what, name))
             elif at.size:
                 differs = _bytes(field[at]) != _bytes(np.asarray(records[name]))
-                faults.append((at[differs.any(axis=1)], "not the record's", name))
+                wrong = at[differs.any(axis=1)]
+                faults.append((wrong, self._why(field, name, rows, at) if wrong.size else "", name))
         return faults
+
+    def _why(
+        self,
+        field: npt.NDArray[Any],
+        name: str,
+        rows: npt.NDArray[np.int64],
+        at: npt.NDArray[np.int64],
+    ) -> str:
+        """Whether a wrong field is what the source gives when it is asked as the pipeline asked."""
+        at = np.sort(at)
+        with contextlib.suppress(Exception):  # whatever a source may raise
+            again = np.asarray(self._source.read(rows[at])[name])
+            if len(at) > 1 and np.array_equal(_bytes(field[at]), _bytes(again)):
+                return "the source gives another value when rows are asked for in another order"
+        return "not the record's"
 
     def _read(
         self, rows: npt.NDArray[np.int64]

@@ -5,6 +5,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from loader.audit.reading import ids_of
 from loader.progress import Work
 from loader.sources import RecordSource
 
@@ -46,8 +47,9 @@ class RowsOfIds:
         """Sets ``found`` where the record in the guessed row has the ID."""
         at = np.flatnonzero((found < 0) & (guess >= 0) & (guess < self._total))
         rows = np.asarray(guess[at], np.int64)
-        right = np.asarray(self._source.ids(rows)) == ids[at] if at.size else np.empty(0, np.bool_)
-        found[at[right]] = rows[right]
+        if at.size:
+            right = ids_of(self._source, rows, np.argsort(rows)) == ids[at]
+            found[at[right]] = rows[right]
 
     def _ids_are_rows(self) -> bool:
         """Whether each row's ID is its number, so that an ID beyond them belongs to no record."""

@@ -11,6 +11,7 @@ from loader.audit.delivered import Delivered, FieldCheck, is_padding
 from loader.audit.due import Due, Piece, Place, len_of
 from loader.audit.formula import DerivedOrder
 from loader.audit.ledger import BAD, EXCLUDED, MASKED, Ledger, Sighting
+from loader.audit.reading import ids_of
 from loader.audit.report import Offender, Tally
 from loader.audit.rows import RowsOfIds
 from loader.order import Rows
@@ -113,7 +114,7 @@ class Stream:
             return 0, False
         run = Piece(run.epoch, run.start, pieces[len(batches) - 1].stop)
         rows = self._order.rows(*run)
-        want = np.asarray(self._source.ids(rows))
+        want = ids_of(self._source, rows)
         kept = self._kept(want)
         got = np.concatenate([batch.ids for batch in batches])
         masks = np.concatenate([self._mask(batch) for batch in batches])
@@ -195,7 +196,7 @@ class Stream:
         pieces = self._due.stretch(place, batch.used)
         low = 0
         for piece in pieces:
-            want = self._source.ids(self._order.rows(*piece))
+            want = ids_of(self._source, self._order.rows(*piece))
             if not np.array_equal(batch.ids[low : low + len_of(piece)], want):
                 return False
             low += len_of(piece)
@@ -233,7 +234,7 @@ class Stream:
         stop = start + batch.used
         if stop > self._due.num_records:
             return None
-        want = self._source.ids(self._order.rows(epoch, start, stop))
+        want = ids_of(self._source, self._order.rows(epoch, start, stop))
         return start if np.array_equal(batch.ids[: batch.used], want) else None
 
     def _jump(self, batch: Delivered, place: Place) -> None:
@@ -289,7 +290,7 @@ class Stream:
         """Books the slots ``low`` to ``high``, of which the first are due to hold the piece's records."""
         count = min(len_of(piece), high - low)
         want_rows = self._order.rows(piece.epoch, piece.start, piece.start + count)
-        want = np.asarray(self._source.ids(want_rows))
+        want = ids_of(self._source, want_rows)
         ids, mask = batch.ids[low:high], self._mask(batch)[low:high]
         rows = self._rows.rows(ids)
         excluded = ~self._kept(ids)
