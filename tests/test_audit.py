@@ -1,6 +1,7 @@
 """The audit: every planted fault is found and named as what it is, and a clean stream has none."""
 
 import ast
+import dataclasses
 import itertools
 import json
 import re
@@ -130,8 +131,10 @@ def test_whatever_the_config_a_clean_stream_has_no_finding(
     assert report.clean, str(report)
     assert audit(pipeline, ids_only=True).clean
     epochs = config.num_epochs or 0
-    total = sum(report.left_out.values()) + report.coverage.records
-    assert total + (epochs - len(report.epochs)) * n == epochs * n
+    assert sum(report.left_out.values()) + report.coverage.records == epochs * n
+    assert [epoch.epoch for epoch in report.epochs] == list(range(epochs))
+    for epoch_count in report.epochs:
+        assert sum(epoch_count.left_out.values()) + epoch_count.delivered == n
     for epoch in range(epochs):
         alone = audit(pipeline, range(epoch, epoch + 1))
         assert alone.clean, str(alone)
@@ -155,6 +158,39 @@ def test_a_skip_of_many_epochs_costs_nothing() -> None:
     report = audit_batches(batches, source, config)
     assert report.clean, str(report)
     assert [epoch.epoch for epoch in report.epochs] == [0, 1, 10**12, 10**12 + 1]
+    assert report.left_out == {"skipped": 7 + 11 * (10**12 - 2) + 4}
+    assert len(report.left_out_sample["skipped"]) == 16
+
+
+@pytest.mark.parametrize("skip", [((3, 6),), ((0, 6),), ((3, 9),), ((4, 30),)])
+@pytest.mark.parametrize("final_batch", ["pad", "drop"])
+def test_epochs_that_are_skipped_whole_are_counted(
+    skip: tuple[tuple[int, int], ...], final_batch: str
+) -> None:
+    """Three epochs of three batches each."""
+    size = 4 if final_batch == "pad" else 3
+    config = a_config(11, batch_size=size, final_batch=final_batch, skip=skip)
+    pipeline = Pipeline(a_source(11), config)
+    report = audit(pipeline)
+    assert report.clean
+    skipped = dropped = 0
+    for epoch in report.epochs:
+        numbers = range(3 * epoch.epoch, 3 * epoch.epoch + 3)
+        passed = [i % 3 for i in numbers if any(low <= i < high for low, high in skip)]
+        here = sum(min(size, 11 - size * i) for i in passed)
+        assert epoch.left_out.get("skipped", 0) == here
+        skipped += here
+        dropped += epoch.left_out.get("dropped", 0)
+    assert len(report.epochs) == 3
+    assert report.left_out["skipped"] == skipped > 0
+    assert report.left_out.get("dropped", 0) == dropped == (6 if final_batch == "drop" else 0)
+    assert report.left_out_sample["skipped"]
+
+
+def test_a_batch_that_comes_again_behind_epochs_that_are_skipped_whole_is_found() -> None:
+    source, config, batches = stream(11, batch_size=11, exclude=(100,), skip=((1, 3),))
+    assert audited(source, config, batches).clean
+    assert not audited(source, config, [*batches, *batches]).clean
 
 
 def test_expected_omissions_are_told_apart() -> None:
@@ -482,6 +518,91 @@ def test_a_record_masked_as_bad_that_can_be_read_is_an_omission() -> None:
     assert report.clean
     assert report.left_out == {"bad record": 1}
     assert any("was not tried" in note for note in report.coverage.notes)
+
+
+# Masked slots have places too: a batch of nothing else is a step, and moves those behind it.
+
+
+@pytest.mark.parametrize("ids_only", [False, True])
+@pytest.mark.parametrize(
+    ("picked", "found"),
+    [
+        ([1, 0, 2, 3, 4, 5], {"order": 1}),
+        ([0, 2, 3, 4, 5, 1], {"order": 1}),
+        ([0, 1, 1, 2, 3, 4, 5], {"multiplicity": 1}),
+        ([1, 0, 1, 2, 3, 4, 5], {"multiplicity": 1}),
+        ([0, 1, 1, 1, 1, 2, 3, 4, 5], {"multiplicity": 3}),
+        ([0, 1, 2, 3, 4, 5, 1], {"multiplicity": 1}),
+        ([0, 2, 3, 4, 5], {"omissions": 1}),
+    ],
+)
+def test_a_batch_of_an_excluded_record_that_is_moved_or_repeated_is_found(
+    picked: list[int], found: dict[str, int], *, ids_only: bool
+) -> None:
+    source = ArraySource({"x": np.arange(6.0)})
+    config = PipelineConfig(1, 4, "pad", 1, shuffle="none", exclude=(1,))
+    batches = [dict(batch) for batch in Pipeline(source, config)]
+    if ids_only:
+        batches = [{"id": batch["id"], "mask": batch["mask"]} for batch in batches]
+    assert audit_batches(batches, source, config).clean
+    report = audit_batches([batches[i] for i in picked], source, config)
+    assert counts(report).items() >= found.items(), str(report)
+    (name,) = found
+    assert any("masked" in cause for cause in getattr(report, name).causes) == (name != "omissions")
+    finding = getattr(report, name)
+    assert finding.first is not None
+    assert finding.first.id == 1
+
+
+def test_excluded_and_bad_records_in_each_others_slots_are_found() -> None:
+    class Source(ArraySource):
+        def read(self, rows: Any, /) -> Any:
+            if np.isin(rows, [2, 3]).any():
+                raise OSError("unreadable")
+            return super().read(rows)
+
+    source = Source({"x": np.arange(8.0)})
+    config = PipelineConfig(4, 4, "pad", 1, shuffle="none", on_bad_record="mask")
+    for exclude, a, b in (((0, 1), 0, 1), ((), 2, 3)):
+        config = dataclasses.replace(config, exclude=exclude)
+        batches = [{k: v.copy() for k, v in batch.items()} for batch in Pipeline(source, config)]
+        assert not batches[0]["mask"][[a, b]].any()
+        assert audit_batches(batches, source, config).clean
+        swap(batches, (0, a), (0, b))
+        report = audit_batches(batches, source, config)
+        assert counts(report) == {"order": 2}
+        assert report.order.causes == {"in another place, masked": 2}
+        assert report.order.first is not None
+        assert (report.order.first.id, report.order.first.place) == (b, a)
+
+
+@pytest.mark.parametrize("slots", [0, 4])
+@pytest.mark.parametrize("at", [0, 2, 3, 9])
+def test_a_batch_without_a_record_too_much_is_found(at: int, slots: int) -> None:
+    source, config, batches = stream(11)
+    more = {name: np.zeros_like(field[:slots]) for name, field in batches[0].items()}
+    batches.insert(at, {**more, "id": np.full(slots, -1)})
+    report = audited(source, config, batches)
+    assert counts(report) == {"membership": 1}
+    assert report.membership.first is not None
+    assert report.membership.first.step == at
+
+
+@pytest.mark.parametrize("fault", ["missing", "dtype", "more", "key"])
+def test_a_batch_of_masked_slots_alone_has_the_fields_of_all(fault: str) -> None:
+    source = ArraySource({"x": np.arange(6.0)})
+    config = PipelineConfig(1, 4, "pad", 1, exclude=(1,), record_keys=True)
+    batches = [dict(batch) for batch in Pipeline(source, config)]
+    (masked,) = (batch for batch in batches if not batch["mask"].any())
+    if fault == "missing":
+        del masked["x"]
+    elif fault == "dtype":
+        masked["x"] = masked["x"].astype(np.float32)
+    elif fault == "more":
+        masked["y"] = np.zeros(1)
+    else:
+        del masked["key"]
+    assert counts(audit_batches(batches, source, config)) == {"alignment": 1}
 
 
 @pytest.mark.parametrize("n", SIZES)

@@ -252,7 +252,8 @@ def _audit(
     keys = KeyCheck(due.config.seed) if due.config.record_keys else None
     check = FieldCheck(source, alignment, tallies["alignment"], keys, transformed=transformed)
     closing = Closing(source, order, tallies)
-    stream = Stream(source, due, order, RowsOfIds(source), check, tallies, closing.close)
+    rows = RowsOfIds(source)
+    stream = Stream(source, due, order, rows, check, tallies, closing.close, closing.pass_over)
     first_step = due.step(due.first)
     steps = None if due.end is None else due.step(due.end) - first_step
     count = slots = 0

@@ -8,7 +8,19 @@ import numpy.typing as npt
 
 from loader.audit.due import Due, Place
 from loader.audit.formula import DerivedOrder
-from loader.audit.ledger import BAD, ELSEWHERE, EXCLUDED, IN_PLACE, MASKED, SEEN, Ledger, Sighting
+from loader.audit.ledger import (
+    BAD,
+    ELSEWHERE,
+    EXCLUDED,
+    HELD,
+    HIDDEN,
+    IN_PLACE,
+    MASKED,
+    SEEN,
+    STRAY,
+    Ledger,
+    Sighting,
+)
 from loader.audit.reading import ids_of
 from loader.audit.report import EpochCount, Offender, RecordId, Tally
 from loader.sources import RecordSource
@@ -16,6 +28,8 @@ from loader.sources import RecordSource
 _BLOCK = 1 << 16
 #: So many missing records are looked up one by one; of more, the first come soon in the order.
 _LOOK_UP_TO = 1024
+#: So many epochs in a row that are left out whole are listed one by one; of more, their records are counted.
+LISTED_EPOCHS = 1024
 _State = npt.NDArray[np.uint8]
 
 
@@ -59,6 +73,7 @@ class Closing:
         self._add("multiplicity", "came again", ledger.sightings - distinct, epoch, again)
         self._add("order", "in another place", misplaced, epoch, moved)
         self._add("omissions", "came, though left out", against, epoch, undue)
+        self._add_masked(epoch, ledger)
         if omitted:
             found = self._first_missing(due, epoch, ledger, omitted)
             self._tallies["omissions"].add("did not come", omitted, found)
@@ -82,6 +97,33 @@ class Closing:
                 ahead,
             )
         )
+
+    def pass_over(self, due: Due, first: int, stop: int) -> None:
+        """Counts the epochs ``first`` to ``stop``, which ``skip`` leaves out whole."""
+        per_epoch, total = due.records_per_epoch, due.num_records
+        parts = (("skipped", 0, per_epoch), ("dropped", per_epoch, total))
+        left_out = {cause: high - low for cause, low, high in parts if low < high}
+        for cause, low, high in parts:
+            if low < high:
+                self.left_out[cause] = self.left_out.get(cause, 0) + (stop - first) * (high - low)
+            if low < high and len(self.sample.get(cause, ())) < Tally.KEPT:
+                rows = self._order.rows(first, low, min(low + Tally.KEPT, high))
+                self._note(cause, rows.tolist())
+        if stop - first <= LISTED_EPOCHS:
+            self.epochs += [EpochCount(i, 0, 0, 0, 0, 0, left_out) for i in range(first, stop)]
+
+    def _add_masked(self, epoch: int, ledger: Ledger) -> None:
+        """Masked slots with a record are due like others: their batches count as steps."""
+        if not ledger.hidden:
+            return
+        state = ledger.state
+        moved = [seen for seen in ledger.strays if not state[seen.row] & HELD]
+        # A record that came early and again in its place: it is the early one that should not be.
+        early = [seen for seen in ledger.strays if state[seen.row] & HELD]
+        count = ledger.hidden - ledger.count(lambda state: (state & HIDDEN) != 0)
+        self._add("multiplicity", "came again, masked", count, epoch, early or ledger.hidden_again)
+        count = ledger.count(lambda state: (state & HIDDEN) == STRAY)
+        self._add("order", "in another place, masked", count, epoch, moved)
 
     def _add(
         self, name: str, cause: str, count: int, epoch: int, sightings: list[Sighting]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loader.audit.keys import KeyCheck
+from loader.audit.keys import KeyCheck, shown_of
 from loader.audit.reading import another_order
 from loader.audit.report import Offender, Tally
 from loader.keys import KEY_FIELD
@@ -145,12 +145,12 @@ class FieldCheck:
         """
         faults: list[tuple[npt.NDArray[np.int64], str, str | None]] = []
         at = np.flatnonzero(live)
-        if self._compare and at.size:
+        if self._compare:
             faults += self._against_source(batch, rows, at)
             self.compared += len(at)
         keys = batch.fields.get(KEY_FIELD)
         # A transform of someone else's may have taken them out.
-        if self._keys is not None and at.size and (self._compare or keys is not None):
+        if self._keys is not None and (self._compare or keys is not None):
             faults += self._keys.faults(keys, batch.ids, at, epoch)
         for name, field in batch.fields.items():
             full = np.flatnonzero(empty) if empty.any() and len(field) == len(empty) else at[:0]
@@ -187,20 +187,23 @@ class FieldCheck:
         self, batch: Delivered, rows: npt.NDArray[np.int64], at: npt.NDArray[np.int64]
     ) -> list[tuple[npt.NDArray[np.int64], str, str | None]]:
         known = {*self._specs, *([KEY_FIELD] if self._keys is not None else [])}
+        shown = shown_of(at, batch.ids)
         faults: list[tuple[npt.NDArray[np.int64], str, str | None]] = [
-            (at, "no field of the source", name) for name in batch.fields if name not in known
+            (shown, "no field of the source", name) for name in batch.fields if name not in known
         ]
-        at = at[another_order(rows[at])]
-        records, unreadable = self._read(rows[at])
-        faults.append((at[unreadable], "the source cannot read the record again", None))
-        at = np.delete(at, unreadable)
+        records: Mapping[str, npt.NDArray[Any]] = {}
+        if at.size:
+            at = at[another_order(rows[at])]
+            records, unreadable = self._read(rows[at])
+            faults.append((at[unreadable], "the source cannot read the record again", None))
+            at = np.delete(at, unreadable)
         for name, (dtype, shape) in self._specs.items():
             field = batch.fields.get(name)
             if field is None:
-                faults.append((at, "missing", name))
+                faults.append((shown, "missing", name))
             elif field.dtype != dtype or field.shape != (len(batch.ids), *shape):
                 what = f"{field.dtype}{list(field.shape[1:])}, not {dtype}{list(shape)}"
-                faults.append((at, what, name))
+                faults.append((shown, what, name))
             elif at.size:
                 differs = _bytes(field[at]) != _bytes(np.asarray(records[name]))
                 wrong = at[differs.any(axis=1)]

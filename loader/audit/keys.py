@@ -29,6 +29,11 @@ def key_by_formula(record_id: int | str, seed: int, epoch: int) -> tuple[int, in
     return key & 2**32 - 1, key >> 32
 
 
+def shown_of(at: npt.NDArray[np.int64], ids: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Slots to name where a field is at fault as a whole: those with a record, else the first."""
+    return at if at.size else np.arange(min(1, len(ids)), dtype=np.int64)
+
+
 class KeyCheck:
     """Compares keys that were delivered with those of their records.
 
@@ -53,10 +58,10 @@ class KeyCheck:
           epoch: that they belong to.
         """
         if keys is None:
-            return [(at, "missing", KEY_FIELD)]
+            return [(shown_of(at, ids), "missing", KEY_FIELD)]
         if keys.dtype != np.uint32 or keys.shape != (len(ids), 2):
             what = f"{keys.dtype}{list(keys.shape[1:])}, not uint32[2]"
-            return [(at, what, KEY_FIELD)]
+            return [(shown_of(at, ids), what, KEY_FIELD)]
         differs = (keys[at] != record_keys(ids[at], self._seed, epoch)).any(axis=1)
         some = at[: SAMPLED_KEYS - self._sampled[epoch]]
         self._sampled[epoch] += len(some)

@@ -12,6 +12,9 @@ from loader.order import Rows
 #: Came unmasked where it was due; came unmasked elsewhere; came masked, for one of three reasons.
 IN_PLACE, ELSEWHERE, EXCLUDED, BAD, MASKED = 1, 2, 4, 8, 16
 SEEN: Final = IN_PLACE | ELSEWHERE
+#: Came masked, as the config has it, where it was due; elsewhere.
+HELD, STRAY = 32, 64
+HIDDEN: Final = HELD | STRAY
 
 _KEPT: Final = 1 << 12
 _BLOCK: Final = 1 << 22
@@ -39,6 +42,9 @@ class Ledger:
         came in the wrong place, is known when the epoch is over.
       again: the first of the sightings of records that had come in the same way before.
       late: the first of the sightings in place of records that had come elsewhere before.
+      hidden: masked slots that held a record that is excluded or bad.
+      strays: the first of these out of place.
+      hidden_again: the first of these whose record had come so before.
       next_look: sightings at which ``elsewhere``, if it is full, is gone through again.
     """
 
@@ -47,6 +53,9 @@ class Ledger:
     elsewhere: list[Sighting] = dataclasses.field(default_factory=list)
     again: list[Sighting] = dataclasses.field(default_factory=list)
     late: list[Sighting] = dataclasses.field(default_factory=list)
+    hidden: int = 0
+    strays: list[Sighting] = dataclasses.field(default_factory=list)
+    hidden_again: list[Sighting] = dataclasses.field(default_factory=list)
     next_look: int = 0
 
     @classmethod
@@ -80,6 +89,14 @@ class Ledger:
             extra = [s for s in self.elsewhere if self.state[s.row] & IN_PLACE]
             self.elsewhere = [s for s in self.elsewhere if not self.state[s.row] & IN_PLACE]
             self.again += extra[: _KEPT - len(self.again)]
+
+    def masked(self, rows: Rows, why: int, where: int, sighting: Callable[[int], Sighting]) -> None:
+        """Books records that came masked, ``EXCLUDED`` or ``BAD``, and are ``HELD`` there or ``STRAY``."""
+        self.hidden += len(rows)
+        self._keep(self.hidden_again, self._before(rows, HIDDEN) & HIDDEN, sighting)
+        if where == STRAY:
+            self._keep(self.strays, np.ones(len(rows), np.bool_), sighting)
+        self.mark(rows, why | where)
 
     def _before(self, rows: Rows, flag: int) -> npt.NDArray[np.uint8]:
         """The state before each of the rows; one that was among them before has the flag."""

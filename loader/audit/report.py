@@ -135,15 +135,17 @@ class AuditReport:
 
     Attributes:
       membership: IDs that do not belong: not of the source, of an excluded record, or of padding
-        that is counted as a record.
-      multiplicity: records that came more than once in an epoch.
+        that is counted as a record; batches too much that hold no record at all.
+      multiplicity: records that came more than once in an epoch, masked ones included.
       omissions: records that were due and did not come, and final batches that are not as
         ``final_batch`` has them. Records that the config leaves out are in ``left_out``.
-      order: records that came in another place than the order has it, batches that begin or end
-        elsewhere, and orders that are not what their formula says.
+      order: records that came in another place than the order has it (masked ones too: a batch of
+        nothing else is a step as well), batches that begin or end elsewhere, and orders that are not
+        what their formula says.
       alignment: records whose fields are not those of the source's record of that ID, whose key is
         not theirs, or that the user's alignment function rejects; masked slots that hold something.
-      epochs: the counts of each epoch; epochs that ``skip`` leaves out whole have none.
+      epochs: the counts of each epoch; more than 1,024 in a row that ``skip`` leaves out whole are in ``left_out``
+        alone.
       left_out: records that did not come, as the config has it, by cause, over all epochs.
       left_out_sample: some of their IDs, by cause, 16 at most.
       coverage: what was looked at.

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from loader.audit.delivered import Delivered, FieldCheck, is_padding
 from loader.audit.due import Due, Piece, Place, len_of
 from loader.audit.formula import DerivedOrder
-from loader.audit.ledger import BAD, EXCLUDED, MASKED, Ledger, Sighting
+from loader.audit.ledger import BAD, EXCLUDED, HELD, MASKED, STRAY, Ledger, Sighting
 from loader.audit.reading import ids_of
 from loader.audit.report import Offender, Tally
 from loader.audit.rows import RowsOfIds
@@ -22,6 +22,8 @@ _BLOCK_BYTES: Final = 1 << 24
 
 #: Closes the book of an epoch: it will not be written to again.
 Close = Callable[[Due, int, Ledger], None]
+#: Counts epochs that are left out whole, from the first to before the last.
+PassOver = Callable[[Due, int, int], None]
 
 
 class Stream:
@@ -41,9 +43,11 @@ class Stream:
         check: FieldCheck,
         tallies: dict[str, Tally],
         close: Close,
+        pass_over: PassOver,
     ) -> None:
         self._source, self._due, self._order, self._rows = source, due, order, rows
-        self._check, self._tallies, self._close = check, tallies, close
+        self._check, self._tallies = check, tallies
+        self._close, self._pass_over = close, pass_over
         self.place = due.settled(due.place(due.first))
         self._ledgers: dict[int, Ledger] = {}
         self._closed = self._first_epoch = due.first // due.batches_per_epoch
@@ -72,7 +76,7 @@ class Stream:
             size, place = self._due.config.batch_size, self.place
             end = self._due.number(place) + (place.offset % size > 0)
             self._due = dataclasses.replace(self._due, end=end)
-        self._close_before(self._due.end_epoch)
+        self._close_before(self._due.end_epoch, final=True)
 
     def _work(self, *, final: bool) -> None:
         at, waiting = 0, self._waiting
@@ -134,16 +138,21 @@ class Stream:
     ) -> None:
         size, first = self._due.config.batch_size, batches[0].step
         ledger = self._ledger(run.epoch)
-        live = np.flatnonzero(kept)
 
-        def sighting(i: int) -> Sighting:
-            step, place = divmod(int(live[i]), size)
-            batch = batches[step]
-            return Sighting(first + step, place, int(rows[live[i]]), batch.ids[place].item(), None)
+        def sightings(at: npt.NDArray[np.int64]) -> Callable[[int], Sighting]:
+            def sighting(i: int) -> Sighting:
+                step, place = divmod(int(at[i]), size)
+                batch = batches[step]
+                return Sighting(
+                    first + step, place, int(rows[at[i]]), batch.ids[place].item(), None
+                )
 
-        ledger.in_place(rows[live] if len(live) < len(rows) else rows, sighting)
-        if len(live) < len(rows):
-            ledger.mark(rows[~kept], EXCLUDED)
+            return sighting
+
+        live, hidden = np.flatnonzero(kept), np.flatnonzero(~kept)
+        ledger.in_place(rows[live] if len(hidden) else rows, sightings(live))
+        if len(hidden):
+            ledger.masked(rows[hidden], EXCLUDED, HELD, sightings(hidden))
         for batch in batches:
             low = (batch.step - first) * size
             here = rows[low : low + size]
@@ -283,6 +292,11 @@ class Stream:
             # It may be the last one before, again or against the final-batch policy.
             epoch -= self._in_epoch(batch, epoch - 1) is not None
         self._slots(batch, Piece(epoch, 0, 0), 0, len(batch.ids))
+        if not batch.used and not self._mask(batch).any():
+            # Nothing in its slots tells of it, and yet the steps behind it have other numbers.
+            cause = "a batch without a record"
+            offender = Offender(epoch, batch.step, 0, self._pad, cause)
+            self._tallies["membership"].add(cause, 1, [offender])
 
     # Slots.
 
@@ -322,7 +336,8 @@ class Stream:
             kind = "foreign" if rows[slot] < 0 else "excluded" if excluded[slot] else "record"
             kind = "padding" if padding[slot] else kind
             seen = sightings(at)(i)
-            empty[slot] = self._odd(ledger, piece.epoch, seen, kind, slot < count, bool(mask[slot]))
+            due = slot < count, bool(right[slot])
+            empty[slot] = self._odd(ledger, piece.epoch, seen, kind, due, bool(mask[slot]))
         if batch.fields:
             rows[padding] = -1
             self._check_slots(batch, piece.epoch, low, rows, mask & (rows >= 0) & ~excluded, empty)
@@ -344,28 +359,41 @@ class Stream:
         self._check.check(batch, epoch, whole, whole_live, whole_empty)
 
     def _odd(
-        self, ledger: Ledger, epoch: int, seen: Sighting, kind: str, due: bool, mask: bool
+        self,
+        ledger: Ledger,
+        epoch: int,
+        seen: Sighting,
+        kind: str,
+        due: tuple[bool, bool],
+        mask: bool,
     ) -> bool:
-        """Books a slot that is not simply right; returns whether it must hold zeros."""
+        """Books a slot that is not simply right; returns whether it must hold zeros.
+
+        ``due`` says whether a record is due in the slot, and whether it is this one.
+        """
         cause = ""
+        rows, where = np.array([seen.row]), HELD if due[1] else STRAY
+        hidden = kind == "excluded" and not mask
         if kind == "padding":
             cause = "padding is counted as a record"
         elif kind == "foreign":
             cause = "no record of the source"
+        elif hidden:
+            ledger.masked(rows, EXCLUDED, where, lambda _: seen)
         elif kind == "excluded":
-            cause = "an excluded record is delivered" if mask else ""
-            ledger.mark(np.array([seen.row]), EXCLUDED)
-        elif not due:
+            cause = "an excluded record is delivered"
+            ledger.mark(rows, EXCLUDED)
+        elif not due[0]:
             cause = "padding has the ID of a record"
         elif self._due.config.on_bad_record == "mask" and not self._check.can_read(seen.row):
-            ledger.mark(np.array([seen.row]), BAD)
+            ledger.masked(rows, BAD, where, lambda _: seen)
             return True
         else:
-            ledger.mark(np.array([seen.row]), MASKED)
+            ledger.mark(rows, MASKED)
         if cause:
             offender = Offender(epoch, seen.step, seen.place, seen.id, cause, seen.expected)
             self._tallies["membership"].add(cause, 1, [offender])
-        return kind == "excluded" and not mask
+        return hidden
 
     def _is_kind(self, batch: Delivered) -> bool:
         """Whether a batch's IDs are of the source's kind, integers or strings."""
@@ -397,14 +425,20 @@ class Stream:
         epoch = self.place.epoch if end is None else min(self.place.epoch, end)
         self._close_before(epoch - 1)
 
-    def _close_before(self, epoch: int | None) -> None:
+    def _close_before(self, epoch: int | None, *, final: bool = False) -> None:
         if epoch is None:
             return
         while self._closed < epoch:
             nothing = self._closed not in self._ledgers
             if nothing and (due := self._due.settled(Place(self._closed, 0)).epoch) > self._closed:
-                # Left out as a whole, perhaps with a great many others.
-                self._closed = min(epoch, due)
+                # Left out as a whole, perhaps with a great many others: all of them at once.
+                if due > epoch and not final:
+                    return
+                stop = min(
+                    epoch, due, *(booked for booked in self._ledgers if booked > self._closed)
+                )
+                self._pass_over(self._due, self._closed, stop)
+                self._closed = stop
                 continue
             ledger = self._ledgers.pop(self._closed, None) or Ledger.of(self._due.num_records)
             self._close(self._due, self._closed, ledger)

@@ -81,7 +81,12 @@ def page(title: str, pipeline: loader.Pipeline, report: loader.AuditReport) -> s
 def covered(report: loader.AuditReport) -> Iterator[str]:
     """What the audit looked at, and what not, in lines."""
     seen = report.coverage
-    first, count = seen.first_epoch, len(report.epochs)
+    first = seen.first_epoch
+    passed = ("skipped", "dropped")
+    count = sum(
+        sum(epoch.left_out.get(cause, 0) for cause in passed) < seen.num_records
+        for epoch in report.epochs
+    )
     last = report.epochs[-1].epoch if report.epochs else first
     which = f"epoch {first}" if first == last else f"epochs {first} to {last}"
     yield (
