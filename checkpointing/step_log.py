@@ -213,5 +213,5 @@ def parse_line(line: bytes, where: str) -> Delivery | None:
     try:
         position = Position(value["epoch"], value["offset"], value["step"])
         return Delivery(position, tuple(value["ids"]), tuple(value["mask"]), value["monotonic_s"])
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{where} is not a step log: it holds the line {line[:80]!r}") from error

@@ -440,7 +440,9 @@ def audit(
     nothing: as many as --num-records says, or num_records in a [dataset] table of the config (whose
     name may also be lesson or digits, for the data of the examples). They are audited as they come
     from the source, before any transform. With --step-log the batches are those that a run wrote to
-    its log, the last delivery of each step.
+    its log, the last delivery of each step. Steps beyond the end, steps logged again with another batch,
+    positions that are not their step's, and lines in a sequence that no run with stops can have written
+    are findings of order.
     """
     from regrain import terminal
 

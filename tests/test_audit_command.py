@@ -148,6 +148,22 @@ def test_a_replayed_step_counts_once(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert code == 0, printed
 
 
+def test_lines_that_a_run_cannot_have_written_are_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = a_log(tmp_path / "steps.jsonl", digits(), 20)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    wrong = {**lines[10], "ids": lines[10]["ids"][::-1]}
+    log.write_text("".join(f"{json.dumps(line)}\n" for line in [*lines[:10], wrong, *lines[10:]]))
+    arguments: dict[str, Any] = {"config": DIGITS, "out": tmp_path / "out", "step_log": log}
+    code, printed, _ = run_here(capsys, **arguments)
+    assert code == 1
+    assert "found: order" in printed
+    found = json.loads((tmp_path / "out" / "audit.json").read_text())["findings"]["order"]
+    assert found["causes"] == {"logged again with another batch": 1}
+    assert "logged again with another batch" in (tmp_path / "out" / "audit.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("config", "arguments", "message"),
     [

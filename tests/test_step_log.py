@@ -51,7 +51,10 @@ def test_a_torn_last_line_is_skipped_and_does_not_spoil_the_next(tmp_path: Path,
     assert [one.position.step for one in read_step_log(path)] == [*range(whole), 2]
 
 
-@pytest.mark.parametrize("line", ["{}", "17", '"step"', "[1, 2]"])
+NEGATIVE = '{"epoch": 0, "offset": 0, "step": -1, "ids": [1], "mask": [1], "monotonic_s": 1.0}'
+
+
+@pytest.mark.parametrize("line", ["{}", "17", '"step"', "[1, 2]", NEGATIVE])
 def test_a_file_of_something_else_is_an_error(tmp_path: Path, line: str) -> None:
     (tmp_path / "log").write_text(line + "\n")
     with pytest.raises(ValueError, match="is not a step log"):

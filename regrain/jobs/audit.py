@@ -13,9 +13,8 @@ import numpy.typing as npt
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-import checkpointing
 import loader
-from regrain.jobs import audit_page, plot_order
+from regrain.jobs import audit_page, logged, plot_order
 from regrain.jobs.sources import digits, lesson, source_of
 from regrain.jobs.whole_file import write_whole
 from regrain.terminal import console, print_json, safe
@@ -151,17 +150,7 @@ def audited(
 ) -> loader.AuditReport:
     """The report, on the batches of a pipeline or of a log."""
     if step_log is not None:
-        deliveries = {line.position.step: line for line in checkpointing.read_step_log(step_log)}
-        if not deliveries:
-            raise ValueError(
-                f"{step_log} holds no whole line: no batch was logged, so nothing is audited"
-            )
-        batches = (
-            {"id": np.array(line.ids), "mask": np.array(line.mask)}
-            for _, line in sorted(deliveries.items())
-        )
-        settings = dataclasses.replace(pipeline.config, num_epochs=None)
-        return loader.audit_batches(batches, records.source, settings, epochs=epochs)
+        return logged.audit_log(step_log, pipeline, epochs)
     return loader.audit(pipeline, epochs, records.alignment, ids_only=records.ids_only)
 
 
