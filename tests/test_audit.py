@@ -735,6 +735,21 @@ def test_a_source_that_sorts_its_ids_is_found(sorts: tuple[str, ...], n: int) ->
     assert audit(Pipeline(source, a_config(n)), ids_only=True).found == ("order",)
 
 
+def test_a_source_that_sorts_its_rows_is_found_behind_a_transform() -> None:
+    def transform(batch: Batch) -> Batch:
+        return {**batch, "x": batch["x"] * 2}
+
+    report = audit(Pipeline(Sorting({"x": np.arange(11)}), a_config(11), transform))
+    assert report.found == ("alignment",)
+    assert report.coverage.compared == 0
+    report = audit(Pipeline(ArraySource({"x": np.arange(11)}), a_config(11), transform))
+    assert report.clean
+    assert "the source was asked for 33 records in two orders of rows" in report.coverage.notes
+    report = audit(Pipeline(Sorting({"x": np.arange(11)}), a_config(11), transform), ids_only=True)
+    assert report.clean
+    assert not any("two orders" in note for note in report.coverage.notes)
+
+
 @pytest.mark.parametrize("shuffle", ["feistel", "none"])
 def test_a_source_that_answers_with_what_it_read_last_is_found(shuffle: str) -> None:
     source = Stale({"x": np.arange(11)})

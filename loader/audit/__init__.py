@@ -306,6 +306,8 @@ def _notes(
         yield "IDs alone: no record was read, and neither masks nor fields were looked at"
     elif transformed:
         yield "a transform changed the fields: they were not compared with the source"
+        if check.tried:
+            yield f"the source was asked for {check.tried:,} records in two orders of rows"
     elif not check.fields:
         yield "the batches hold no fields: nothing was compared with the source"
     if masks and alignment is None:

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,11 @@ from loader.audit.report import Offender, Tally
 from loader.keys import KEY_FIELD
 from loader.leaves import without_padding
 from loader.sources import RecordSource
+
+#: Batches of a stream with a transform whose rows the source is asked for in two orders.
+TRIED_BATCHES: Final = 64
+
+_HANGS_ON_ORDER: Final = "the source gives another value when rows are asked for in another order"
 
 Alignment = Callable[[dict[str, Any]], Any]
 
@@ -87,6 +92,8 @@ class FieldCheck:
     Attributes:
       compared: records whose fields were compared with the source's.
       judged: records that the user's function was applied to.
+      tried: records that the source was asked for in two orders of rows, where a transform leaves
+        nothing to compare with.
     """
 
     def __init__(
@@ -104,7 +111,8 @@ class FieldCheck:
         self._keys = keys
         self._specs = {n: (np.dtype(f.dtype), tuple(f.shape)) for n, f in source.fields.items()}
         self._compare: bool | None = False if transformed else None
-        self.compared = self.judged = 0
+        self._to_try = TRIED_BATCHES if transformed else 0
+        self.compared = self.judged = self.tried = 0
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -148,6 +156,9 @@ class FieldCheck:
         if self._compare:
             faults += self._against_source(batch, rows, at)
             self.compared += len(at)
+        elif self._to_try and batch.fields and len(at) > 1:
+            faults += self._against_itself(rows, at)
+            self._to_try -= 1
         keys = batch.fields.get(KEY_FIELD)
         # A transform of someone else's may have taken them out.
         if self._keys is not None and (self._compare or keys is not None):
@@ -210,6 +221,25 @@ class FieldCheck:
                 faults.append((wrong, self._why(field, name, rows, at) if wrong.size else "", name))
         return faults
 
+    def _against_itself(
+        self, rows: npt.NDArray[np.int64], at: npt.NDArray[np.int64]
+    ) -> list[tuple[npt.NDArray[np.int64], str, str | None]]:
+        """Where the source gives fields as they were asked for by the pipeline, and others otherwise."""
+        order = another_order(rows[at])
+        try:
+            asked, again = self._source.read(rows[at]), self._source.read(rows[at[order]])
+            differs = {
+                name: _bytes(np.asarray(asked[name])[order]) != _bytes(np.asarray(again[name]))
+                for name in self._specs
+            }
+        except Exception:  # noqa: BLE001 (whatever a source may raise, and it may be a stand-in)
+            return []
+        self.tried += len(at)
+        return [
+            (np.sort(at[order[wrong.any(axis=1)]]), _HANGS_ON_ORDER, name)
+            for name, wrong in differs.items()
+        ]
+
     def _why(
         self,
         field: npt.NDArray[Any],
@@ -222,7 +252,7 @@ class FieldCheck:
         with contextlib.suppress(Exception):  # whatever a source may raise
             again = np.asarray(self._source.read(rows[at])[name])
             if len(at) > 1 and np.array_equal(_bytes(field[at]), _bytes(again)):
-                return "the source gives another value when rows are asked for in another order"
+                return _HANGS_ON_ORDER
         return "not the record's"
 
     def _read(
