@@ -5,11 +5,10 @@ import dis
 import enum
 import functools
 import hashlib
-import inspect
 import operator
 import re
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Final
@@ -29,6 +28,8 @@ MAX_ARRAY_BYTES: Final = 1 << 26
 _MAX_DEPTH: Final = 8
 #: Each is told as Python writes it; a bool is an int too, and comes first.
 _PLAIN: Final = (bool, int, float, complex, str, bytes, range, Decimal, Fraction)
+#: What a data set of Grain's reads from, and how, is told where it stands in the chain.
+_NO_TRANSFORMATIONS: Final = frozenset({"MapDataset", "IterDataset", "DatasetIterator"})
 _GETTERS: Final = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
 #: They make an object; what others assign changes while it runs.
 _MAKE: Final = frozenset({"__init__", "__new__", "__post_init__", "__setstate__"})
@@ -58,23 +59,38 @@ def described(value: Any) -> dict[str, str]:
         return {"": telling.told(value)}
     name = _name(whose) + ("" if method is None else f".{method}")
     name += _version(whose) or _version(value)
-    attributes = {f".{key}": telling.told(one) for key, one in attributes_of(whose)}
+    attributes = {f".{key}": telling.told(one) for key, one in _attributes(whose)}
     return {"": _short(name), **attributes}
 
 
-def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """What an object was made with, by name, sorted: see `described`."""
+def attributes_described(value: Any) -> dict[str, str]:
+    """The attributes alone, by their names, of an object that is no function: see `described`."""
+    telling = _Telling()
+    return {key: telling.told(one) for key, one in _attributes(value)}
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    """What an object was made with, by name, sorted."""
     kind: Any = type(value)
     without = {*_changing(kind), "version"}
-    there = dict(getattr(value, "__dict__", {}))
+    own = _get(value, "__dict__")
+    there = dict(own) if isinstance(own, dict) else {}
     for of in kind.__mro__:
         slots = vars(of).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
-            if not name.startswith("__") and hasattr(value, name):
-                there[name] = getattr(value, name)
+            if not name.startswith("__"):
+                there[name] = _get(value, name)
     for name, one in sorted(there.items()):
         if one is not None and name not in without and not name.startswith("__"):
             yield name, one
+
+
+def _get(value: Any, name: str) -> Any:
+    """An attribute; ``None`` where there is none, or where looking it up fails, however it does."""
+    try:
+        return getattr(value, name, None)
+    except Exception:  # noqa: BLE001 (it runs code of the user's)
+        return None
 
 
 class _Telling:
@@ -90,16 +106,23 @@ class _Telling:
         self._values -= 1
         if depth > _MAX_DEPTH or self._values < 0:
             return self._class_of(value)
-        text = self._plain(value)
-        if text is None:
-            text = self._several(value, depth + 1)
-        if text is None:
-            text = self._function(value, depth + 1, known)
+        try:
+            text = self._plain(value)
+            if text is None:
+                text = self._several(value, depth + 1)
+            if text is None:
+                text = self._function(value, depth + 1, known)
+        except Exception:  # noqa: BLE001 (to look at it runs code of the user's)
+            text = None
         return self._class_of(value) if text is None else _short(text)
 
     def _class_of(self, value: Any) -> str:
         self._unknown = True
         return f"<{type(value).__qualname__}>"
+
+    def _end(self) -> None:
+        """Has nothing more be looked at. Else what is left would depend on the order of what was."""
+        self._values, self._bytes = -1, -1
 
     def _plain(self, value: Any) -> str | None:
         if value is None or isinstance(value, np.dtype):
@@ -123,7 +146,7 @@ class _Telling:
             return None
         if size > self._bytes:
             shape = list(getattr(value, "shape", ()))
-            self._unknown = True
+            self._unknown, self._bytes = True, -1
             return f"<{getattr(value, 'dtype', type(value).__qualname__)}{shape}>"
         if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             return f"{value.dtype} {self._array(jax.random.key_data(value))}"
@@ -142,21 +165,28 @@ class _Telling:
     def _several(self, value: Any, depth: int) -> str | None:
         if isinstance(value, slice):
             value = (value.start, value.stop, value.step)
-        if isinstance(value, list | tuple | set | frozenset):
-            if len(value) > self._values:
-                self._unknown = True
-                return f"<{type(value).__qualname__} of {len(value)}>"
-            told = [self.told(one, depth) for one in value]
-            if not isinstance(value, list | tuple):
-                told.sort()
-            return f"{type(value).__qualname__}({', '.join(told)})"
-        if isinstance(value, Mapping) and hasattr(value, "__len__"):
-            if len(value) > self._values:
-                self._unknown = True
-                return f"<{type(value).__qualname__} of {len(value)}>"
-            pairs = [f"{self.told(key, depth)}: {self.told(value[key], depth)}" for key in value]
-            return f"{{{', '.join(sorted(pairs))}}}"
-        return None
+        # Other mappings may be files or weak, and hold something else the next time.
+        if not isinstance(value, list | tuple | set | frozenset | dict | types.MappingProxyType):
+            return None
+        kind, length = type(value).__qualname__, len(value)
+        in_all = f"<{kind} of {length}>"
+        if length > self._values:
+            self._unknown = True
+            return in_all
+        if isinstance(value, list | tuple):
+            return f"{kind}({', '.join([self.told(one, depth) for one in value])})"
+        if isinstance(value, set | frozenset):
+            told = sorted([self.told(one, depth) for one in value])
+        else:
+            told = sorted(
+                [f"{self.told(key, depth)}: {self.told(one, depth)}" for key, one in value.items()]
+            )
+        if self._values < 0 or self._bytes < 0:  # which of them still fitted is a matter of chance
+            self._unknown = True
+            self._end()
+            return in_all
+        text = ", ".join(told)
+        return f"{kind}({text})" if isinstance(value, set | frozenset) else f"{{{text}}}"
 
     def _function(self, value: Any, depth: int, known: bool) -> str | None:
         value = _bare(value)
@@ -174,11 +204,11 @@ class _Telling:
             return f"{self.told(value.__self__, depth, known=True)}.{method}"
         if _is_function(value):
             return _name(value) + _version(value)
-        special = dataclasses.is_dataclass(value) or is_of_grain(value)
+        special = dataclasses.is_dataclass(value) or is_transformation(value)
         if not special and not callable(value):
             return None
         before, self._unknown = self._unknown, False
-        parts = [f"{name}={self.told(one, depth)}" for name, one in attributes_of(value)]
+        parts = [f"{name}={self.told(one, depth)}" for name, one in _attributes(value)]
         if self._unknown and not (special or known):
             parts = []
         self._unknown |= before
@@ -188,7 +218,7 @@ class _Telling:
 def _is_function(value: Any) -> bool:
     """Whether it is a function, or stands for one, as what `jax.jit` or `functools.wraps` gives."""
     return isinstance(value, np.ufunc) or (
-        callable(value) and isinstance(getattr(value, "__qualname__", None), str)
+        callable(value) and isinstance(_get(value, "__qualname__"), str)
     )
 
 
@@ -196,9 +226,10 @@ def _bare(value: Any) -> Any:
     """The method, partial or object that a function stands for (`jax.jit` of it), if it stands for one."""
     found = value
     for _ in range(_MAX_DEPTH):
-        if _method(found) is not None or not hasattr(found, "__wrapped__"):
+        inner = _get(found, "__wrapped__")
+        if _method(found) is not None or inner is None:
             break
-        found = found.__wrapped__
+        found = inner
     return value if isinstance(found, types.FunctionType) else found
 
 
@@ -211,22 +242,22 @@ def _is_value(value: Any) -> bool:
 
 def _method(value: Any) -> str | None:
     """The name of a method that is bound to an object or class; ``None`` of anything else."""
-    owner = getattr(value, "__self__", None)
+    owner = _get(value, "__self__")
     if owner is None or isinstance(owner, types.ModuleType):
         return None
-    name = getattr(value, "__name__", None)
+    name = _get(value, "__name__")
     return name if isinstance(name, str) else None
 
 
 def _name(value: Any) -> str:
-    for name in (getattr(value, "__qualname__", None), getattr(value, "__name__", None)):
+    for name in (_get(value, "__qualname__"), _get(value, "__name__")):
         if isinstance(name, str):
             return name
     return type(value).__qualname__
 
 
 def _version(value: Any) -> str:
-    version = getattr(value, "version", None)
+    version = _get(value, "version")
     plain = isinstance(version, str | int | float | np.number | tuple | Fraction)
     return f" version {version}" if plain and str(version) else ""
 
@@ -238,9 +269,12 @@ def _short(text: str) -> str:
     return f"{text[: MAX_TEXT // 2]}... sha256:{digest}"
 
 
-def is_of_grain(value: Any) -> bool:
-    """Whether its class is one of Grain's, or made from one."""
-    return any(of.__module__.partition(".")[0] == "grain" for of in type(value).__mro__)
+def is_transformation(value: Any) -> bool:
+    """Whether its class is one of Grain's or made from one, and none of a data set or an iterator."""
+    kinds = [
+        of.__name__ for of in type(value).__mro__ if of.__module__.partition(".")[0] == "grain"
+    ]
+    return bool(kinds) and not _NO_TRANSFORMATIONS.intersection(kinds)
 
 
 @functools.lru_cache(maxsize=256)
@@ -254,16 +288,29 @@ def _changing(kind: type) -> frozenset[str]:
     codes: dict[str, list[types.CodeType]] = {}
     for of in kind.__mro__:
         for name, member in vars(of).items():
-            function = inspect.unwrap(member) if callable(member) else None
-            if isinstance(function, types.FunctionType):
+            for function in _functions_of(member):
                 codes.setdefault(name, []).extend(_all_codes(function.__code__))
-            elif isinstance(member, functools.cached_property):
+            if isinstance(member, functools.cached_property):
                 looked_up.add(name)
     run = [name for name in codes if name not in _MAKE and not _is_private(name)]
     for name in run:
         called = {used for code in codes[name] for used in code.co_names}
         run += [used for used in codes if used in called and used not in _MAKE and used not in run]
     return frozenset(looked_up.union(*(_assigned(codes[name]) for name in run)))
+
+
+def _functions_of(member: Any) -> Iterator[types.FunctionType]:
+    """The functions that a class's member is made of: a property's, and what a wrapper wraps."""
+    parts = [member]
+    if isinstance(member, property):
+        parts = [member.fget, member.fset, member.fdel]
+    elif isinstance(member, staticmethod | classmethod):
+        parts = [member.__func__]
+    for part in parts:
+        for _ in range(_MAX_DEPTH):
+            if isinstance(part, types.FunctionType):
+                yield part
+            part = _get(part, "__wrapped__")  # noqa: PLW2901 (the next one inside)
 
 
 def _is_private(name: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from loader.described import attributes_of, described, is_of_grain
+from loader.described import attributes_described, described, is_transformation
 from loader.fingerprint import Difference
 from loader.mixture import Mixture
 from loader.pipeline import NumberedBatches, Pipeline
@@ -224,7 +224,7 @@ def _settings(dataset: Any) -> dict[str, Any]:
                 settings.update(_named(name, _stream_settings(value)))
         elif (plain := _of_grains(name, value)) is not None:
             settings.update(plain)
-        elif callable(value) or is_of_grain(value) or type(value).__module__ != "builtins":
+        elif callable(value) or is_transformation(value) or type(value).__module__ != "builtins":
             settings.update(_function(name, value))
     if "transform" in settings:  # and not its method once more
         settings = {name: one for name, one in settings.items() if name.split(".")[0] != "map_fn"}
@@ -268,15 +268,10 @@ def _of_users(dataset: Any) -> dict[str, Any]:
     """What a data set of a class of the user's was made with."""
     version = getattr(dataset, "version", None)
     settings = {} if version is None else {"version": str(version)}
-    own = {key.lstrip("_") for key, _ in attributes_of(dataset)}
-    for name, value in _attributes(dataset):
-        if name not in own or _is_grains(value):
-            continue
-        if _is_plain(value):
-            settings[name] = _json(value)
-        else:
-            settings.update(_function(name, value))
-    return settings
+    told = attributes_described(dataset)
+    return settings | {
+        name: one for name, one in told.items() if name.lstrip("_") not in _NO_SETTINGS
+    }
 
 
 def _numbered(dataset: NumberedBatches) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """By what functions and objects are known: all that can be told of them, alike in every process, and nothing that moves."""
 
+import collections.abc
 import dataclasses
 import enum
 import functools
+import logging
 import operator
 import pathlib
 import random
@@ -10,7 +12,8 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple
@@ -21,7 +24,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from loader.described import MAX_ARRAY_BYTES, MAX_TEXT, MAX_VALUES, described
+from loader.described import (
+    MAX_ARRAY_BYTES,
+    MAX_TEXT,
+    MAX_VALUES,
+    attributes_described,
+    described,
+)
 
 
 class Mode(enum.Enum):
@@ -333,3 +342,123 @@ def test_all_of_it_is_the_same_in_another_process() -> None:
     ]  # fmt: skip
     assert found[0] == found[1]
     assert b" at 0x" not in found[0]
+
+
+class Given:
+    """As a data set of the user's: no function, made with whatever it needs."""
+
+    def __init__(self, **given: Any) -> None:
+        for name, one in given.items():
+            self.__dict__[name] = one
+
+
+class Refusing:
+    """Of which nothing can be looked up."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise OSError(f"{name} is gone")
+
+
+class Shelf(collections.abc.Mapping[str, int]):
+    """A mapping that is no dict, such as a cache on a disk: it may hold something else the next time."""
+
+    def __init__(self, **held: int) -> None:
+        self._held = held
+
+    def __getitem__(self, key: str) -> int:
+        return self._held[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
+def test_of_an_objects_attributes_the_same_is_told_as_of_a_transformations() -> None:
+    logger = logging.getLogger("a.name")
+    loop: dict[str, Any] = {}
+    loop["loop"] = loop
+    given: dict[str, Any] = {
+        "path": pathlib.Path("a/b"),
+        "logger": logger,
+        "data": [grain.MapDataset.range(3)],
+        "shelf": Shelf(),
+        "huge": 10**5000,
+        "odd": Refusing(),
+        "loop": loop,
+        "frozen": types.MappingProxyType({"a": 1}),
+        "complex": np.complex64(1j),
+        "day": np.datetime64("2026-01-02"),
+        "rows": slice(1, 9),
+        "jax": jnp.arange(3),
+        "k": 1,
+        "_k": 2,
+        "fine": Add(3),
+    }
+    told = attributes_described(Given(**given))
+    assert told == {
+        name: described(Add(one))[".k"] for name, one in given.items() if name != "fine"
+    } | {"fine": "Add(k=3)"}
+    logger.isEnabledFor(logging.INFO)  # it keeps what it has looked up
+    given |= {"path": pathlib.Path("c"), "shelf": Shelf(a=1), "data": [grain.MapDataset.range(4)]}
+    assert attributes_described(Given(**given)) == told
+    changes = {
+        "jax": jnp.arange(4),
+        "day": np.datetime64("2026-01-03"),
+        "rows": slice(1, 8),
+        "frozen": types.MappingProxyType({"a": 2}),
+        "k": 3,
+        "_k": 3,
+        "fine": Add(4),
+    }
+    for name, one in changes.items():
+        now = attributes_described(Given(**{**given, name: one}))
+        assert {key for key in told if now[key] != told[key]} == {name}
+
+
+def test_what_no_longer_fits_does_not_depend_on_an_order() -> None:
+    pairs = [(f"a{i}", f"b{i}") for i in range(MAX_VALUES // 3)]
+    arrays = [np.full(MAX_ARRAY_BYTES // 3, i, np.uint8) for i in range(4)]
+    for held, kind in (
+        ([dict.fromkeys(pairs, 0), dict.fromkeys(reversed(pairs), 0)], "dict"),
+        ([dict(enumerate(arrays)), dict(reversed(list(enumerate(arrays))))], "dict"),
+    ):
+        one, other = (attributes_described(Given(a=each, b=[1], c=arrays[0])) for each in held)
+        assert one == other
+        assert one["a"] == f"<{kind} of {len(held[0])}>"
+
+
+class Wrapped(Add):
+    """Its attributes change in a setter, and in what a wrapper does."""
+
+    def __init__(self, k: Any) -> None:
+        super().__init__(k)
+        self.kept = self.calls = 0
+
+    @property
+    def value(self) -> int:
+        return self.kept
+
+    @value.setter
+    def value(self, value: int) -> None:
+        self.kept = value
+
+    def counted(method: Any) -> Any:  # noqa: N805 (a decorator inside of the class)
+        @functools.wraps(method)
+        def wrapper(self: Any, element: Any) -> Any:
+            self.calls += 1
+            return method(self, element)
+
+        return wrapper
+
+    @counted
+    def map(self, element: Any) -> Any:
+        return element
+
+
+def test_what_setters_and_wrappers_change_is_left_out() -> None:
+    one = Wrapped(1)
+    one.value = 5
+    one.map(1)
+    assert described(one) == described(Wrapped(1)) == {"": "Wrapped", ".k": "1"}

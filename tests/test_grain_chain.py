@@ -140,7 +140,7 @@ def packed(bins: int, length: int) -> Any:
         (packed(2, 8), packed(3, 9), {"chain.4.FirstFitPackIterDataset.num_packing_bins", "chain.4.FirstFitPackIterDataset.length_struct"}),
         (Every(base(), 2), Every(base(), 3), {"chain.2.Every.length", "chain.2.Every.n"}),
         (Every(base(), 5), Every(base(), 6), {"chain.2.Every.n"}),
-        (Every(base(), 2, extra=Add(1)), Every(base(), 2, extra=Add(2)), {"chain.2.Every.extra.k"}),
+        (Every(base(), 2, extra=Add(1)), Every(base(), 2, extra=Add(2)), {"chain.2.Every._extra"}),
         (Every(base(), 2), Every(base(), 2, "2"), {"chain.2.Every.version"}),
         (base().batch(3).map(scale), base().map(scale).batch(3), {"chain"}),
         (base().batch(3), base().batch(3).repeat(2), {"chain"}),
