@@ -277,8 +277,10 @@ def _valued(dtype: np.dtype[Any]) -> npt.NDArray[np.bool_]:
             valued[offset : offset + field.itemsize] |= _valued(field)
         return valued
     valued = np.ones(dtype.itemsize, np.bool_)
-    if dtype.char in "gG" and np.finfo(np.longdouble).nmant == _EXTENDED_NMANT:
-        parts = valued.reshape(2 if dtype.char == "G" else 1, -1)
+    # By its type: one of the dtypes that other packages have made has the character of a clongdouble.
+    numbers = {np.longdouble: 1, np.clongdouble: 2}.get(dtype.type, 0)
+    if numbers and np.finfo(np.longdouble).nmant == _EXTENDED_NMANT:
+        parts = valued.reshape(numbers, -1)
         if dtype.isnative == (sys.byteorder == "little"):
             parts[:, _EXTENDED_BYTES:] = False
         else:

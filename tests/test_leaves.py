@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Literal
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -23,6 +24,12 @@ Arrays = dict[str, Array]
 SECONDS: Final = 60  # longer than any thread waits here, but for a fault
 PACKED: Final = np.dtype([("a", "<i2"), ("b", "S3"), ("c", "<f4", (2,))])
 ALIGNED: Final = np.dtype([("a", "i1"), ("b", "f8"), ("c", [("d", "i1"), ("e", "i4")])], align=True)
+#: All that there are, such as bfloat16.
+OF_ML_DTYPES: Final[list[Any]] = [
+    np.dtype(kind)
+    for kind in vars(ml_dtypes).values()
+    if isinstance(kind, type) and issubclass(kind, np.generic)
+]
 DTYPES: Final[list[Any]] = ["<f4", ">f8", "|u1", "|b1", "<M8[ns]", "|S3", "<U3", ">U2", PACKED]
 
 LAYOUTS: Final[list[Callable[[Array], Array]]] = [
@@ -146,7 +153,7 @@ def put(into: Array, values: Array) -> None:
     if into.dtype.names is not None:
         for name in into.dtype.names:
             put(into[name], values[name])
-    elif into.dtype.char in "gG":
+    elif into.dtype.type in (np.longdouble, np.clongdouble):
         np.add(values, 0, out=into)
     else:
         into[...] = values
@@ -190,10 +197,24 @@ def test_each_byte_of_a_value_matters() -> None:
             assert bytes(module.raw_bytes(changed)) != found
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [*DTYPES, *OF_ML_DTYPES], ids=str)
 def test_of_other_dtypes_nothing_is_copied(dtype: Any) -> None:
     array = np.zeros(4, dtype)
     assert module.without_padding(array) is array
+
+
+@pytest.mark.parametrize("dtype", OF_ML_DTYPES, ids=str)
+def test_dtypes_of_other_packages_are_digested_by_their_bytes(dtype: Any) -> None:
+    """Among them is one whose character is that of a clongdouble."""
+    array = np.arange(256, dtype=np.uint8).view(dtype).reshape(4, -1)
+    assert bytes(module.raw_bytes(array)) == array.tobytes() == bytes(range(256))
+    found = digested({ID_COLUMN: np.arange(4), "x": array}, 2)
+    head = f"{array.dtype}{(2, array.shape[1])}".encode()
+    assert found.columns["x"].digests == b"".join(
+        hashlib.sha256(head + array[low : low + 2].tobytes()).digest() for low in (0, 2)
+    )
+    fields = np.dtype([("a", "u1"), ("b", dtype)])
+    assert bytes(module.raw_bytes(np.zeros(3, fields))) == bytes(3 * fields.itemsize)
 
 
 def test_gaps_of_an_aligned_dtype_are_left_out() -> None:
