@@ -88,7 +88,7 @@ class LocalStorage:
         _open_locks.add(self._release)
         try:
             self._clean()
-            if not os.access(self.path, os.W_OK | os.X_OK):  # else the first save would find out
+            if not _may_write(self.path):  # else the first save would find out
                 raise PermissionError(
                     errno.EACCES, "nothing may be written in the directory", str(self.path)
                 )
@@ -277,6 +277,12 @@ def _times(step: pathlib.Path) -> tuple[float | None, float | None]:
     with contextlib.suppress(OSError):
         return (step / MANIFEST_FILE).lstat().st_mtime, None
     return None, None
+
+
+def _may_write(directory: pathlib.Path) -> bool:
+    """Whether files can be made in it by whom this process acts for, which need not be who started it."""
+    effective = os.access in os.supports_effective_ids
+    return os.access(directory, os.W_OK | os.X_OK, effective_ids=effective)
 
 
 def _is_alive(process: int) -> bool:

@@ -601,9 +601,21 @@ def test_a_directory_in_which_nothing_may_be_made_is_refused_at_once(
 ) -> None:
     RunDirectory(run).close()
     # Who runs the tests may be root, who may write everywhere.
-    monkeypatch.setattr(os, "access", lambda path, mode: path != run or not mode & os.W_OK)
+    asked = []
+
+    def access(path: pathlib.Path, mode: int, *, effective_ids: bool) -> bool:
+        asked.append(effective_ids)
+        return path != run or not mode & os.W_OK
+
+    known = {access} if os.access in os.supports_effective_ids else set()
+    monkeypatch.setattr(os, "access", access)
+    monkeypatch.setattr(os, "supports_effective_ids", known)
     with pytest.raises(PermissionError, match="nothing may be written in the directory"):
         RunDirectory(run)
+    monkeypatch.setattr(os, "supports_effective_ids", set())
+    with pytest.raises(PermissionError, match="nothing may be written in the directory"):
+        RunDirectory(run)
+    assert asked == [bool(known), False]
     monkeypatch.undo()
     RunDirectory(run).close()  # it has not stayed locked
 
