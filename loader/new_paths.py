@@ -19,7 +19,7 @@ def new_folder(target: pathlib.Path) -> Iterator[pathlib.Path]:
     """A folder to write to, which has its own name once all went well, and is gone if not.
 
     Raises:
-      FileExistsError: there is something of that name.
+      FileExistsError: there is something of that name, or was made meanwhile.
     """
     _check_is_free(target, "folder")
     partial = _partial(target)
@@ -28,7 +28,14 @@ def new_folder(target: pathlib.Path) -> Iterator[pathlib.Path]:
     try:
         yield partial
         sync_folder(partial)
-        partial.rename(target)
+        # A rename takes the place of an empty folder, and of nothing else: one that is made between this
+        # check and the rename holds nothing that could be lost.
+        _check_is_free(target, "folder")
+        try:
+            partial.rename(target)
+        except OSError:
+            _check_is_free(target, "folder")
+            raise
         sync_folder(target.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -78,6 +78,47 @@ def test_what_was_made_meanwhile_stays(
     assert (tmp_path / "a").read_text() == "of another process"
 
 
+@pytest.mark.parametrize("kind", ["a file", "an empty folder", "a folder"])
+@pytest.mark.parametrize("late", [True, False])
+def test_no_folder_takes_the_place_of_what_was_made_meanwhile(
+    kind: str, late: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "a"
+
+    def make() -> None:
+        if kind == "a file":
+            target.write_text("of another process")
+            return
+        target.mkdir()
+        if kind == "a folder":
+            (target / "b").write_text("of another process")
+
+    def write() -> None:
+        with new_folder(target) as partial:
+            (partial / "b").write_text("new")
+            if not late:
+                make()
+
+    rename = pathlib.Path.rename
+
+    def make_and_rename(self: pathlib.Path, to: pathlib.Path) -> pathlib.Path:
+        make()
+        return rename(self, to)
+
+    if late:  # at the last instant
+        monkeypatch.setattr(pathlib.Path, "rename", make_and_rename)
+    if late and kind == "an empty folder":
+        write()
+        assert (target / "b").read_text() == "new"
+    else:
+        with pytest.raises(FileExistsError, match="is there already; name another folder"):
+            write()
+        if kind != "an empty folder":
+            file = target if kind == "a file" else target / "b"
+            assert file.read_text() == "of another process"
+    assert names(tmp_path) == ["a"]
+
+
 def test_a_file_is_written_where_there_are_no_links(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +131,16 @@ def test_a_file_is_written_where_there_are_no_links(
     assert names(tmp_path) == ["a"]
 
 
-def test_another_error_is_not_hidden(tmp_path: pathlib.Path) -> None:
+def test_another_error_is_not_hidden(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(FileNotFoundError), new_file(tmp_path / "a"):
         pass  # nothing was written
+
+    def rename(*_: Any) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(pathlib.Path, "rename", rename)
+    with pytest.raises(PermissionError), new_folder(tmp_path / "a"):
+        pass
     assert names(tmp_path) == []
