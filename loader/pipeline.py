@@ -50,11 +50,11 @@ _TRIED_FOR_STRUCTURE: Final = 1024
 _STATE_KEYS: Final = ("epoch", "offset", "step")
 #: What tells of the records themselves. A transform cannot change it.
 _OWN_FIELDS: Final = ("id", "mask")
-#: Reads in the caller's thread. For data in memory Grain's threads cost more than they bring.
 NOT_COPIED: Final = (
     "an iterator is not copied or pickled, since what it has read ahead would be in one of the two alone: "
     "take its get_state(), and make another iterator that set_state() gives it to"
 )
+#: Reads in the caller's thread. For data in memory Grain's threads cost more than they bring.
 _NO_THREADS: Final = ReadOptions(num_threads=0, prefetch_buffer_size=0)
 
 
