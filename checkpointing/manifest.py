@@ -24,6 +24,7 @@ from loader import (
     Position,
     Turns,
 )
+from loader.config import named_values
 from loader.fingerprint import read_ids
 from loader.grain_chain import CHAIN_VERSION, GrainChain
 from loader.grain_stream import GrainIterator, GrainStream
@@ -76,13 +77,13 @@ class StreamIdentity:
                 f"the source's fingerprint() gave a {type(fingerprint).__name__}, not a "
                 "loader.Fingerprint; usually it is: return loader.fingerprint(self)"
             )
-        settings = pipeline.settings()
+        known = pipeline.settings()
         return StreamIdentity(
             fingerprint,
-            settings["config"],
-            settings["order"]["version"],
+            known["config"],
+            known["order"]["version"],
             transform_identity(pipeline.transform),
-            settings["keys"]["version"] if "keys" in settings else None,
+            known["keys"]["version"] if "keys" in known else None,
         )
 
     def diff_stream(self, now: "StreamIdentity", source: Any) -> list[Difference]:
@@ -509,11 +510,7 @@ def settings(name: str, value: Any) -> dict[str, Any]:
     Raises:
       TypeError: they are no mapping, or JSON cannot hold them.
     """
-    if value is not None and not isinstance(value, Mapping):
-        raise TypeError(
-            f'{name} must map names to values, such as {{"learning_rate": 0.1}}, not be {value!r:.80}'
-        )
-    found: dict[str, Any] = json_value(dict(value or {}), name)
+    found: dict[str, Any] = json_value(named_values(name, value), name)
     return found
 
 

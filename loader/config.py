@@ -174,6 +174,33 @@ _RANGES: Final = {
 }
 
 
+def named_values(name: str, value: Any) -> dict[str, Any]:
+    """Settings of the user's own, as a dict of theirs.
+
+    Args:
+      name: of what they are given as, for messages.
+      value: what has ``keys`` and can be asked for each, which need not be a `Mapping` (that of
+        ``ml_collections`` is none), or pairs; ``None`` is no setting.
+
+    Raises:
+      TypeError: it is none of these.
+    """
+    if value is None:
+        return {}
+    try:
+        if hasattr(value, "keys"):
+            return dict(value)
+        entries = [] if isinstance(value, str) else list(value)
+        # A text of two letters would be taken for a pair.
+        if not isinstance(value, str) and not any(isinstance(entry, str) for entry in entries):
+            return dict(entries)
+    except (TypeError, ValueError):
+        pass
+    raise TypeError(
+        f'{name} must map names to values, such as {{"learning_rate": 0.1}}, not be {value!r:.80}'
+    )
+
+
 def _plain(value: Any) -> Any:
     """NumPy's integers, truth values and strings as Python's, so that a config compares and serialises the same."""
     if isinstance(value, np.integer | np.bool_):

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from loader.batching import Position
+from loader.config import named_values
 from loader.device import Device
 from loader.fingerprint import Fingerprint
 from loader.grain_chain import GrainChain
@@ -106,13 +107,10 @@ class GrainStream:
             )
         self.dataset = dataset
         self._fingerprint = fingerprint
-        if config is not None and not isinstance(config, Mapping):
-            raise TypeError(f"config must map names to values, not be {config!r:.80}")
+        values = named_values("config", config)
         try:
-            _check_keys(dict(config or {}))
-            self.config: dict[str, Any] = json.loads(
-                json.dumps(dict(config or {}), allow_nan=False)
-            )
+            _check_keys(values)
+            self.config: dict[str, Any] = json.loads(json.dumps(values, allow_nan=False))
         except (TypeError, ValueError) as error:
             raise TypeError(f"config must be values that JSON can hold: {error}") from error
         self.chain = GrainChain.of(dataset, grain.__version__)

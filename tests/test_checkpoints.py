@@ -642,7 +642,7 @@ def test_bad_arguments_are_refused_before_anything_is_made(run_directory: pathli
         ("run_config", {"a": object()}, TypeError),
         ("run_config", {"a": float("nan")}, TypeError),
         ("run_config", {1: 2}, TypeError),
-        *(("run_config", wrong, TypeError) for wrong in ([1], "ab", (), 0, [("a", 1)])),
+        *(("run_config", wrong, TypeError) for wrong in ([1], "ab", ["ab"], 0, [(1, 2, 3)])),
         ("process_timeout_s", "600", ValueError),
         *(("directory", wrong, TypeError) for wrong in (None, 3, b"x")),
     ):

@@ -9,6 +9,7 @@ import pathlib
 import subprocess
 import sys
 import textwrap
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -337,6 +338,21 @@ def test_read_options_are_for_a_map_dataset() -> None:
         stream(dataset).iterate(workers=2)
 
 
+def test_config_may_be_any_mapping_or_pairs() -> None:
+    class Config:  # as that of ml_collections, which is no Mapping
+        def keys(self) -> list[str]:
+            return ["a"]
+
+        def __getitem__(self, name: str) -> int:
+            return {"a": 1}[name]
+
+    pairs: list[Any] = [Config(), types.MappingProxyType({"a": 1}), [("a", 1)], {"a": 1}.items()]
+    for config in pairs:
+        assert GrainStream(records(), fingerprint=DATA, config=config).config == {"a": 1}
+    for config in (None, (), {}):
+        assert GrainStream(records(), fingerprint=DATA, config=config).config == {}  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
@@ -347,7 +363,7 @@ def test_read_options_are_for_a_map_dataset() -> None:
         ),
         ({"fingerprint": "abc"}, "by loader.fingerprint"),
         ({"config": {"a": object()}}, "JSON can hold"),
-        ({"config": [1]}, r"config must map names to values, not be \[1\]"),
+        ({"config": [1]}, r"config must map names to values, .*, not be \[1\]"),
         ({"config": {"a": {1: 2}}}, "it would make a text of the key 1"),
         ({"config": {"a": float("inf")}}, "JSON can hold"),
     ],

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import sys
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,6 +27,7 @@ from checkpointing.manifest import (
     next_ids,
     package_versions,
     seal,
+    settings,
 )
 from checkpointing.train_state import describe
 from loader import Fingerprint, Pipeline, PipelineConfig, Position
@@ -284,6 +286,25 @@ def test_numbers_of_any_length_are_a_value_error() -> None:
         text = f'{{"format":1,"step":{number}}}'
         with pytest.raises(ValueError, match="the manifest"):
             Manifest.from_bytes(text.encode())
+
+
+def test_settings_are_any_mapping_or_pairs() -> None:
+    class Config:  # as that of ml_collections, which is no Mapping
+        def keys(self) -> list[str]:
+            return ["a"]
+
+        def __getitem__(self, name: str) -> list[int]:
+            return {"a": [1]}[name]
+
+    pairs: list[Any] = [[("a", [1])], (["a", [1]],)]
+    for value in (Config(), types.MappingProxyType({"a": (1,)}), *pairs):
+        assert settings("run_config", value) == {"a": [1]}
+    empty: list[Any] = [None, (), {}]
+    for value in empty:
+        assert settings("run_config", value) == {}
+    for wrong in ([1], "", "ab", ["ab"], 0, [(1, 2, 3)]):
+        with pytest.raises(TypeError, match="run_config must map names to values, such as"):
+            settings("run_config", wrong)
 
 
 def test_a_manifest_that_could_not_be_read_again_is_not_written(
