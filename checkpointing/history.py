@@ -22,7 +22,7 @@ from loader import (
     Segment,
     Turns,
 )
-from loader.fingerprint import check_records
+from loader.source_or_stream import check_is_no_stream
 from loader.sources.identifiers import row_column
 from loader.turns import TURNS_VERSION
 
@@ -207,7 +207,7 @@ def _known_ids(
 
 def _check_source(expected: Fingerprint, source: RecordSource, where: str) -> None:
     """Raises if a source's IDs are not those of the run; they are read, and no record is."""
-    check_records(source)
+    check_is_no_stream(source)
     if len(source) != expected.num_records:
         raise ValueError(
             f"the source has {len(source)} records, and {where} is of {expected.num_records}: give "

@@ -8,6 +8,7 @@ say *which* records differ. There are at most 2,048 of them, so a fingerprint ha
 any number of records, and for up to 2,048 records a mark is one record.
 """
 
+import copy
 import dataclasses
 import hashlib
 import json
@@ -24,7 +25,8 @@ from loader.file_marks import FileMarks
 from loader.leaves import ID_COLUMN, MARK_HEX, Leaves, Read, digest_rows, raw_bytes
 from loader.parallel import usable_cores
 from loader.progress import Work
-from loader.told_apart import in_print, told_apart
+from loader.source_or_stream import check_is_no_stream
+from loader.told_apart import in_print, look_alike, told_apart
 
 FINGERPRINT_VERSION: Final = 1
 MAX_CHUNKS: Final = 2048
@@ -144,7 +146,16 @@ class Difference:
             differs = next((i for i, (a, b) in pairs if a != b), min(len(before), len(now)))
             first = max(0, differs - min(_BEFORE, limit // 4))
             before, now = f"...{before[first:]}", f"...{now[first:]}"
-        return dataclasses.replace(self, checkpoint=_cut(before, limit), now=_cut(now, limit))
+        before, now = _cut(before, limit), _cut(now, limit)
+        if not look_alike(
+            self.checkpoint, self.now
+        ):  # else they are in print, whatever is left of them
+            shown = in_print([before, now])
+            before, now = shown[before], shown[now]
+        short = copy.copy(self)
+        object.__setattr__(short, "checkpoint", before)
+        object.__setattr__(short, "now", now)
+        return short
 
 
 @dataclasses.dataclass(frozen=True)
@@ -506,7 +517,7 @@ def fingerprint(
       TypeError: it is no source.
       Exception: any that the source raises; of several, that of the first rows.
     """
-    check_records(source)
+    check_is_no_stream(source)
     if not hasattr(source, "fields") or not hasattr(source, "read"):
         raise TypeError(
             f"source must be a RecordSource, such as an ArraySource, not {type(source).__name__}: a sequence of "
@@ -526,25 +537,6 @@ def fingerprint(
         for name, column in found.columns.items()
     }
     return Fingerprint(total, columns, chunk, found.marks, ids=every if chunk == 1 else None)
-
-
-def check_records(source: object) -> None:
-    """Checks that what is given as a source is no stream: a `Pipeline` has all the members of one.
-
-    Raises:
-      TypeError: it is a stream; tells where its source is.
-    """
-    if not (hasattr(source, "iterate") and (hasattr(source, "grid") or hasattr(source, "chain"))):
-        return
-    if hasattr(source, "source"):
-        instead = "use its .source"
-    elif hasattr(source, "parts"):
-        instead = "use the .source of one of its .parts"
-    else:
-        instead = "use the source that its chain reads from"
-    raise TypeError(
-        f"a {type(source).__name__} is a stream of batches, and a source of records is wanted: {instead}"
-    )
 
 
 def leaves(

@@ -27,7 +27,7 @@ def in_print(texts: Iterable[str]) -> dict[str, str]:
     Returns:
       Each text by itself; but of those that look alike (composed and decomposed accents, letters of
       other scripts, characters that cannot be seen, spaces), all that is not ASCII as escapes, in
-      quotes where that is not enough.
+      quotes where that is not enough. Two that were made so stay as they are.
     """
     alike = collections.defaultdict[str, list[str]](list)
     for text in dict.fromkeys(texts):
@@ -38,12 +38,22 @@ def in_print(texts: Iterable[str]) -> dict[str, str]:
             shown[group[0]] = group[0]
             continue
         escaped = [text.encode("ascii", "backslashreplace").decode() for text in group]
-        if len(set(map(_look, escaped))) < len(group):
+        if len(set(map(_look, escaped))) < len(group) and not all(map(_is_quoted, group)):
             escaped = [ascii(text) for text in group]
         shown.update(zip(group, escaped, strict=True))
     if len(set(shown.values())) < len(shown):  # one of them is what another one is escaped to
         return {text: ascii(text) for text in shown}
     return shown
+
+
+def look_alike(one: str, other: str) -> bool:
+    """Whether two texts cannot be told apart, or by their spaces alone."""
+    return _look(one) == _look(other)
+
+
+def _is_quoted(text: str) -> bool:
+    """Whether quotes already show where a text begins and ends, and nothing in it is unseen."""
+    return text.isascii() and text.isprintable() and len(text) > 1 and text[0] == text[-1] in "'\""
 
 
 def _look(text: str) -> str:

@@ -1,5 +1,6 @@
 """Errors say what is wrong with both values, what follows, and what to do."""
 
+import dataclasses
 import pickle
 
 import pytest
@@ -145,6 +146,18 @@ def test_values_that_print_alike_are_told_apart() -> None:
     assert shown[:2] == [["caf\\xe9", "cafe\\u0301"], ["['caf\\xe9']", "['cafe\\u0301']"]]
     assert shown[2] == ["..." + "x" * 20 + "a", "..." + "x" * 20 + "b"]
     assert shown[3] == ["..." + "x" * 20, "..." + "x" * 21]
+
+
+def test_values_in_quotes_are_not_quoted_again() -> None:
+    difference = Difference("name", "a b", "a  b")
+    assert (difference.checkpoint, difference.now) == ("'a b'", "'a  b'")
+    for again in (difference.shortened(20), dataclasses.replace(difference, name="other")):
+        assert (again.checkpoint, again.now) == ("'a b'", "'a  b'")
+    long = Difference("name", "a b" + "x" * 40, "a  b" + "x" * 40).shortened(20)
+    assert (long.checkpoint, long.now) == ("'a b" + "x" * 13 + "...", "'a  b" + "x" * 12 + "...")
+    # Here the whole values are told apart by their ends.
+    cut = Difference("name", "a b  c" + "x" * 40, "a  b c" + "y" * 40).shortened(9)
+    assert (cut.checkpoint, cut.now) == ("'a b  c...'", "'a  b c...'")
 
 
 @given(st.text(max_size=99), st.text(max_size=99), st.text(max_size=9), st.integers(20, 40))

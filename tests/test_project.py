@@ -36,9 +36,11 @@ RUNTIME = {"grain", "jax", "numpy", "orbax-checkpoint"}
 
 #: What prints and draws is of the extra `cli`.
 OF_THE_COMMAND_LINE = ("typer", "rich", "matplotlib")
-#: Beside what they export, of the two libraries: how work and amounts are told, and types of what is returned.
+#: Beside what they export, of the two libraries: how work and amounts are told, what is said of a stream
+#: where a source is wanted, and types of what is returned.
 OPEN_TO_COMMANDS = (
     *("loader", "loader.amounts", "loader.new_paths", "loader.progress"),
+    "loader.source_or_stream",
     *("checkpointing", "checkpointing.drill_report"),
 )
 NUMPY_ALONE = (
@@ -46,6 +48,7 @@ NUMPY_ALONE = (
     "loader.config",
     "loader.order",
     "loader.progress",
+    "loader.source_or_stream",
     "loader.splitmix",
     "loader.fingerprint",
     "loader.file_marks",

@@ -6,7 +6,6 @@ import pathlib
 import tracemalloc
 from typing import Any, Final
 
-import grain
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -16,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
-import loader
 from loader import ArraySource, Field, Fingerprint, RecordSource, fingerprint
 from loader.sources import RESERVED_FIELDS, check_source
 from loader.sources.protocol import check_field
@@ -383,27 +381,3 @@ def test_a_field_may_be_a_pair_or_anything_with_dtype_and_shape(field: Any) -> N
 
 def test_a_dtype_alone_is_a_field_of_single_values() -> None:
     assert check_field("x", np.dtype("f4")) == Field(np.dtype("f4"), ())
-
-
-def test_a_stream_is_no_source_though_it_has_what_a_source_has(tmp_path: pathlib.Path) -> None:
-    source = loader.ArraySource({"x": np.arange(8)})
-    config = loader.PipelineConfig(4, seed=1, final_batch="drop")
-    pipeline: Any = loader.Pipeline(source, config)
-    mixture: Any = loader.Mixture({"a": pipeline}, {"a": 1})
-    chain: Any = loader.GrainStream(
-        grain.MapDataset.range(8), fingerprint=loader.fingerprint(source)
-    )
-    for stream, instead in (
-        (pipeline, "use its .source"),
-        (mixture, r"use the \.source of one of its \.parts"),
-        (chain, "use the source that its chain reads from"),
-    ):
-        kind = type(stream).__name__
-        for ask in (
-            loader.fingerprint,
-            lambda given: loader.Pipeline(given, config),
-            lambda given: loader.audit_batches([], given, config),
-            lambda given: loader.write_npy(given, tmp_path / "x"),
-        ):
-            with pytest.raises(TypeError, match=f"a {kind} is a stream of batches, .*: {instead}"):
-                ask(stream)

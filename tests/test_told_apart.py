@@ -59,10 +59,19 @@ def test_texts_that_look_alike_are_shown_by_what_they_are(
     assert list(found.values()) == shown
 
 
-@given(st.lists(st.text(st.sampled_from("a\u0430e\xe9\u0301 \t\\x9'\u200b\ud800"), max_size=6)))
+PRINTED = st.text(st.sampled_from("a\u0430e\xe9\u0301 \t\\x9'\"\u200b\ud800"), max_size=6)
+
+
+@given(st.lists(PRINTED))
 def test_no_two_texts_are_shown_as_one(texts: list[str]) -> None:
     found = in_print(texts)
     assert len(set(found.values())) == len(set(texts))
+
+
+@given(PRINTED, PRINTED)
+def test_what_is_in_print_stays_as_it_is(one: str, other: str) -> None:
+    shown = list(in_print([one, other]).values())
+    assert list(in_print(shown).values()) == shown
 
 
 def test_letters_and_what_they_look_like_are_as_many() -> None:

@@ -8,7 +8,8 @@ from typing import Any, Final, Literal, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from loader.fingerprint import Fingerprint, check_records, dtype_and_shape
+from loader.fingerprint import Fingerprint, dtype_and_shape
+from loader.source_or_stream import check_is_no_stream
 
 #: Names that a batch uses itself.
 RESERVED_FIELDS: Final = frozenset({"id", "mask"})
@@ -103,7 +104,7 @@ def check_source(source: RecordSource) -> dict[str, Field]:
       TypeError, ValueError: a member is missing, there is no record, or a field's name, dtype or
         shape cannot be batched; names what is wrong.
     """
-    check_records(source)
+    check_is_no_stream(source)
     missing = [
         name
         for name in ("__len__", "fields", "ids", "read", "fingerprint")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import loader
+from loader.source_or_stream import source_within
 
 
 def made_by(option: str, text: str) -> Any:
@@ -45,16 +46,13 @@ def source_of(text: str) -> loader.RecordSource:
       ValueError: as `made_by`; or it returns no source.
     """
     source = made_by("--source", text)
-    instead = ""
-    if isinstance(source, loader.Pipeline):  # which has all members of a source
-        instead = "return its .source"
-    elif isinstance(source, loader.Mixture):
-        instead = "return the .source of one of its .parts"
-    elif isinstance(source, loader.GrainStream):
-        instead = "return the source that its chain reads from"
-    elif not isinstance(source, loader.RecordSource):
-        instead = "arrays are one as loader.ArraySource, a sequence as loader.SequenceSource"
-    if instead:
+    within = source_within(source)
+    if within is not None or not isinstance(source, loader.RecordSource):
+        instead = (
+            f"return {within}"
+            if within is not None
+            else "arrays are one as loader.ArraySource, a sequence as loader.SequenceSource"
+        )
         raise ValueError(
             f"--source {text} returns a {type(source).__name__}, which is no source of records "
             f"(loader.RecordSource): {instead}"
