@@ -99,11 +99,15 @@ class ObjectStorage:
             os.environ.setdefault(name, value)
 
     def is_one_step(self) -> bool:
-        """By a manifest in it; looked for where its name is a number, to spare others the request."""
-        if not is_step(self.path.rpartition("/")[2]):
+        """By a manifest in it; looked for where it is named as a step is, to spare others the request."""
+        _, _, bucket, *names = self.path.split("/")
+        if names[-1] in ITEMS:
+            names.pop()
+        if not names or not is_step(names[-1]):
             return False
+        step = BucketFolder(bucket, "/".join(names), (self.timeout_s or 0) / 2)
         try:
-            self._objects.get(MANIFEST_FILE, 0)
+            step.get(MANIFEST_FILE, 0)
         except FileNotFoundError:
             return False
         return True

@@ -569,12 +569,15 @@ def test_an_address_that_cannot_be_one_of_a_run_is_refused(address: str) -> None
         RunDirectory(address, write=False)
 
 
-def test_the_address_of_a_step_is_not_taken_for_that_of_a_run(store: Store) -> None:
+@pytest.mark.parametrize("item", ["", "/", "/train_state", "/manifest/"])
+def test_the_address_of_a_step_is_not_taken_for_that_of_a_run(item: str, store: Store) -> None:
     write(2)
     for mode in (True, False):
         with pytest.raises(ValueError, match=rf"is of one step, .*: give that, {RUN} "):
-            RunDirectory(f"{RUN}/2", write=mode)
-    assert RunDirectory(f"{RUN}/7", write=False).steps() == []  # a run may be named by a number
+            RunDirectory(f"{RUN}/2{item}", write=mode)
+    # A run may be named by a number, or as an item is.
+    for address in (f"{RUN}/7{item}", f"{RUN}{item}", f"gs://{BUCKET}/7{item}"):
+        assert isinstance(RunDirectory(address, write=False).steps(), list)
 
 
 def test_a_bucket_that_is_not_there_is_an_error(store: Store) -> None:
