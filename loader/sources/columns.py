@@ -62,7 +62,7 @@ class Entries:
         extra = [name for name in record if name not in self.names]
         if extra and record.keys() >= self.names - {self.of_id}:
             whose = (
-                f", id {record[self.of_id]!r:.80}"
+                f", id {_plain(record[self.of_id])!r:.80}"
                 if self.of_id is not None and self.of_id in record
                 else ""
             )
@@ -250,6 +250,11 @@ def check_known(what: str, names: Iterable[str], known: Collection[str]) -> None
         raise ValueError(
             f"{what} names {', '.join(map(repr, unknown))}, and there is {', '.join(map(repr, known))}"
         )
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy's, or an array of one, as Python prints it."""
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
 def _masked(what: str) -> str:
