@@ -71,8 +71,9 @@ class Pipeline:
       transform: from a batch to the batch that is delivered. It sees real records only (padding is
         added after it), must keep the leading axis, and must be a pure function of the batch; what is
         random in it, it draws from ``key`` (see `rng` and `uniforms`). ``id``, ``mask`` and ``key``
-        it may leave out, but not change: they are delivered as they are. It is known to checkpoints by its name and by its attribute ``version``, if it has one: change
-        the version when you change what it does.
+        it may leave out, but not change: they are delivered as they are. It is known to checkpoints
+        by its name and by its attribute ``version``, if it has one: change the version when you
+        change what it does.
 
     Raises:
       TypeError, ValueError: something that would only fail at the first batch, or deliver none.
