@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from loader.told_apart import _LATIN, _LIKE_LATIN, in_print, told_apart
@@ -69,6 +69,9 @@ def test_no_two_texts_are_shown_as_one(texts: list[str]) -> None:
 
 
 @given(PRINTED, PRINTED)
+@example("a b", "a  b")
+@example("a ", "a\t")
+@example("'a b'", "'a  b'")
 def test_what_is_in_print_stays_as_it_is(one: str, other: str) -> None:
     shown = list(in_print([one, other]).values())
     assert list(in_print(shown).values()) == shown
