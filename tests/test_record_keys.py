@@ -449,7 +449,7 @@ def test_another_version_of_the_keys_is_refused_by_name(
 ) -> None:
     _save_once(tmp_path, a_pipeline())
     assert _save_once(tmp_path, a_pipeline()) == 1
-    monkeypatch.setattr("checkpointing.manifest.KEYS_VERSION", 2)
+    monkeypatch.setattr("loader.pipeline.KEYS_VERSION", 2)
     with pytest.raises(CheckpointMismatchError, match=r"keys_version +checkpoint 1 +now 2"):
         _save_once(tmp_path, a_pipeline())
 
