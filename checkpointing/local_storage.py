@@ -46,6 +46,7 @@ from checkpointing.storage import (
     save_times,
     step_files,
 )
+from loader.new_paths import sync
 from loader.parallel import usable_cores
 
 _LOCK: Final = ".lock"
@@ -385,15 +386,6 @@ def seal_step(path: pathlib.Path, manifest: Manifest, about: Mapping[str, Any]) 
     # Together they cost little more than one by itself: the disk has to settle for each batch of them.
     _in_threads(sync, written, _SYNC_THREADS)
     return sealed
-
-
-def sync(path: pathlib.Path) -> None:
-    """Has the system write a file, or a directory's list of names, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _lock(path: pathlib.Path) -> int:

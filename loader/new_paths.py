@@ -27,7 +27,7 @@ def new_folder(target: pathlib.Path) -> Iterator[pathlib.Path]:
     partial.mkdir(parents=True)
     try:
         yield partial
-        sync_folder(partial)
+        sync(partial)
         # A rename takes the place of an empty folder, and of nothing else: one that is made between this
         # check and the rename holds nothing that could be lost.
         _check_is_free(target, "folder")
@@ -36,7 +36,7 @@ def new_folder(target: pathlib.Path) -> Iterator[pathlib.Path]:
         except OSError:
             _check_is_free(target, "folder")
             raise
-        sync_folder(target.parent)
+        sync(target.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -52,23 +52,21 @@ def new_file(target: pathlib.Path) -> Iterator[pathlib.Path]:
     partial = _partial(target)
     try:
         yield partial
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
+        sync(partial)
         try:
             os.link(partial, target)  # unlike a rename, it replaces nothing
         except OSError as error:
-            if error.errno not in _NO_LINKS:
-                _check_is_free(target, "file")
-                raise
             _check_is_free(target, "file")
+            if error.errno not in _NO_LINKS:
+                raise
             partial.rename(target)
-        sync_folder(target.parent)
+        sync(target.parent)
     finally:
         partial.unlink(missing_ok=True)
 
 
-def sync_folder(path: pathlib.Path) -> None:
-    """Has the system write a folder's list of names to the disk."""
+def sync(path: pathlib.Path) -> None:
+    """Has the system write a file, or a folder's list of names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
