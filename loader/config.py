@@ -1,7 +1,7 @@
 """The settings that define a stream of batches, and nothing else.
 
-What only touches speed (threads, prefetch) is an argument of `Pipeline.iterate` instead: it may
-change from run to run, and a checkpoint does not ask about it.
+Settings that only affect speed (threads, prefetch) are arguments of `Pipeline.iterate`. They may change
+from run to run and are not part of a checkpoint.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ BadRecord = Literal["raise", "mask"]
 FINAL_BATCHES: Final[tuple[str, ...]] = get_args(FinalBatch)
 BAD_RECORDS: Final[tuple[str, ...]] = get_args(BadRecord)
 MAX_BATCH_SIZE: Final = 2**31 - 1
-#: Python's TOML reader takes time in the square of a dotted key's parts: half a second at this size.
+#: Python's TOML reader is quadratic in the parts of a dotted key: half a second at this size.
 MAX_TOML_BYTES: Final = 1 << 14
 
 _MISSING: Final = object()
@@ -30,30 +30,28 @@ _MISSING: Final = object()
 
 @dataclasses.dataclass(frozen=True)
 class PipelineConfig:
-    """Everything that decides which records come in which batch. Immutable; all of it is in each checkpoint.
+    """The settings that decide which records each batch holds. Immutable, and part of each checkpoint.
 
     Attributes:
       batch_size: records in a batch, 1 to 2**31 - 1.
-      seed: of the shuffle, 0 to 2**32 - 1.
-      final_batch: what becomes of the ``n mod batch_size`` last records of an epoch. ``"partial"``:
-        a shorter batch. ``"drop"``: left out (`Pipeline.omitted_ids` tells which). ``"pad"``: a full
-        batch whose empty slots are zero, with ``mask`` False. There is no default, because it
-        decides what an epoch's statistics mean.
-      num_epochs: passes over the data; ``None`` runs on.
+      seed: seed of the shuffle, 0 to 2**32 - 1.
+      final_batch: policy for the ``n mod batch_size`` last records of an epoch. ``"partial"``: a
+        shorter batch. ``"drop"``: left out (`Pipeline.omitted_ids` lists them). ``"pad"``: a full
+        batch whose empty slots are zero, with ``mask`` False. There is no default, because the
+        choice changes an epoch's statistics.
+      num_epochs: passes over the data; ``None`` for no end.
       shuffle: ``"feistel"``, ``"permutation"`` or ``"none"`` (see `epoch_order`).
-      on_bad_record: what becomes of a record that the source cannot read, or the transform cannot
-        take. ``"raise"``: `RecordReadError`. ``"mask"``: its slot is zero, with its ``id`` and
-        ``mask`` False; nobody else's place moves. A file that has changed is an error under both.
-      skip: batches to leave out (a loss spike, a poisoned shard), as ranges ``(first, end)`` of
-        their numbers, ``end`` not included. Batches are numbered as without any skip:
-        ``epoch * steps_per_epoch`` plus ``offset // batch_size``. Steps count delivered batches only, so
-        that they are other numbers once a batch was left out, or the batch size was changed;
-        `StepRecords` tells of a step its ``batch``.
-      exclude: IDs of records to leave out (a deletion request): like a bad record under ``"mask"``,
-        but never read.
-      record_keys: adds a field ``key``: uint32[batch, 2], from which to draw random augmentation. It
-        depends on seed, epoch and the record's ID alone (see `record_keys`), and is zero in slots
-        that hold no record.
+      on_bad_record: policy for a record that cannot be read or transformed. ``"raise"``:
+        `RecordReadError`. ``"mask"``: its slot is zero, with its ``id`` and ``mask`` False; no other
+        record moves. A file that has changed is an error under both.
+      skip: batches to leave out (a loss spike, a poisoned shard), as ranges ``(first, end)`` of batch
+        numbers, without ``end``. A batch's number is ``epoch * steps_per_epoch + offset //
+        batch_size``, whatever is left out. Steps count only delivered batches, so a step differs from
+        its batch number after a skip or a change of batch size; `StepRecords` holds both.
+      exclude: IDs of records to leave out (a deletion request). They are masked like bad records, and
+        never read.
+      record_keys: adds a field ``key``, uint32[batch, 2], for random augmentation. It depends only on
+        seed, epoch and record ID (see `record_keys`), and is zero in slots without a record.
 
     Raises:
       TypeError, ValueError: at construction; one error that names every bad setting.
@@ -80,7 +78,7 @@ class PipelineConfig:
         object.__setattr__(self, "exclude", tuple(sorted(set(self.exclude))))
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as a plain dict that JSON can hold; `from_dict` is the inverse."""
+        """Return the settings as a dict of JSON values; `from_dict` is the inverse."""
         settings = dataclasses.asdict(self)
         return {
             **settings,
@@ -90,10 +88,10 @@ class PipelineConfig:
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> Self:
-        """Makes a config from a mapping of names to values.
+        """Make a config from a mapping of names to values.
 
         Args:
-          settings: as the config's own arguments, and as `to_dict` gives them.
+          settings: the arguments of the config, as `to_dict` returns them.
 
         Raises:
           TypeError, ValueError: one error that names every unknown, missing and ill-typed key.
@@ -102,14 +100,13 @@ class PipelineConfig:
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads a config from a TOML file of at most 16 KiB.
+        """Read a config from a TOML file of at most 16 KiB.
 
-        The settings stand in a table ``[pipeline]``, beside which other tables may stand for other
-        readers, or, in a file that is about the pipeline alone, at the top level. TOML has no null:
-        ``num_epochs = "none"`` is ``None``.
+        The settings are in a table ``[pipeline]``, beside any other tables, or at the top level of a
+        file without that table. TOML has no null: ``num_epochs = "none"`` means ``None``.
 
         Args:
-          path: of the file.
+          path: the file.
 
         Raises:
           OSError: the file cannot be read.
@@ -123,8 +120,8 @@ class PipelineConfig:
             if stray or not isinstance(document["pipeline"], dict):
                 names = ", ".join(map(repr, stray or ["pipeline"]))
                 raise ValueError(
-                    f"{os.fspath(path)}: {names} must stand inside a table; put pipeline settings "
-                    "into [pipeline], others into tables of their own"
+                    f"{os.fspath(path)}: {names} must be inside a table. Put pipeline settings "
+                    "into [pipeline], and other settings into other tables"
                 )
             settings = document["pipeline"]
         if settings.get("num_epochs") == "none":
@@ -175,15 +172,15 @@ _RANGES: Final = {
 
 
 def named_values(name: str, value: Any) -> dict[str, Any]:
-    """Settings of the user's own, as a dict of theirs.
+    """Return the user's own settings as a dict.
 
     Args:
-      name: of what they are given as, for messages.
-      value: what has ``keys`` and can be asked for each, which need not be a `Mapping` (that of
-        ``ml_collections`` is none), or pairs; ``None`` is no setting.
+      name: the argument, as the user wrote it.
+      value: an object with ``keys`` and ``[...]`` (not always a `Mapping`: ``ml_collections``' is not),
+        pairs, or ``None`` for no settings.
 
     Raises:
-      TypeError: it is none of these.
+      TypeError: any other value.
     """
     if value is None:
         return {}
@@ -191,7 +188,7 @@ def named_values(name: str, value: Any) -> dict[str, Any]:
         if hasattr(value, "keys"):
             return dict(value)
         entries = [] if isinstance(value, str) else list(value)
-        # A text of two letters would be taken for a pair.
+        # A string of two letters would pass for a pair.
         if not isinstance(value, str) and not any(isinstance(entry, str) for entry in entries):
             return dict(entries)
     except (TypeError, ValueError):
@@ -202,7 +199,7 @@ def named_values(name: str, value: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's integers, truth values and strings as Python's, so that a config compares and serialises the same."""
+    """Return NumPy integers, booleans and strings as Python's, so that configs compare and serialise the same."""
     if isinstance(value, np.integer | np.bool_):
         return value.item()
     if isinstance(value, list | tuple | range):
@@ -251,7 +248,7 @@ def _are_ids(value: tuple[Any, ...]) -> bool:
 
 
 def _merged(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    """The same numbers as ranges in rising order that neither overlap nor touch."""
+    """Return the same numbers as sorted ranges that neither overlap nor touch."""
     merged: list[tuple[int, int]] = []
     for first, end in sorted(ranges):
         if merged and first <= merged[-1][1]:
@@ -264,8 +261,8 @@ def _merged(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
 def _unknown(key: Any, value: Any, known: Iterable[str]) -> str:
     if isinstance(value, Mapping):
         return (
-            f"{key!r} is not a setting: beside tables for other readers, the pipeline's settings "
-            "stand in a table [pipeline]"
+            f"{key!r} is not a setting. In a file with several tables, pipeline settings "
+            "belong in the table [pipeline]"
         )
     return f"{key!r} is not a setting (known: {', '.join(known)})"
 
@@ -273,7 +270,7 @@ def _unknown(key: Any, value: Any, known: Iterable[str]) -> str:
 def _shown(value: Any) -> str:
     try:
         return f"{value!r:.80}"
-    except ValueError:  # Python prints no integer of more than 4,300 digits
+    except ValueError:  # Python refuses to print integers of more than 4,300 digits
         return f"an integer of {value.bit_length()} bits"
 
 
@@ -288,7 +285,9 @@ def _read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     with pathlib.Path(path).open("rb") as file:
         data = file.read(MAX_TOML_BYTES + 1)
     if len(data) > MAX_TOML_BYTES:
-        raise ValueError(f"{os.fspath(path)} is larger than {MAX_TOML_BYTES} bytes: not a config")
+        raise ValueError(
+            f"{os.fspath(path)} is larger than {MAX_TOML_BYTES} bytes, too large for a config"
+        )
     try:
         return tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:  # TOMLDecodeError and UnicodeDecodeError are both

@@ -1,4 +1,4 @@
-"""What callers may want to catch while batches are read."""
+"""Errors that callers may want to catch while they read batches."""
 
 import signal
 from typing import Any, Final
@@ -6,27 +6,29 @@ from typing import Any, Final
 from loader.batching import Position
 
 _MEND: Final = (
-    'mend the record and go on, or set on_bad_record="mask" to train without such records.'
+    'repair the record and continue, or set on_bad_record="mask" to train without such records.'
 )
-#: Where the data has changed under the run.
-PUT_BACK: Final = 'put back the data that the run began with; on_bad_record="mask" is not for this.'
+#: For data that changed during the run.
+PUT_BACK: Final = (
+    'restore the data that the run began with; on_bad_record="mask" does not apply to changed data.'
+)
 
 
 class DataChangedError(ValueError):
-    """A file is no longer what it was when its source was opened.
+    """A file has changed since its source was opened.
 
-    A source raises it where it reads. What it holds now are other records under the same IDs, so none of
-    them is masked, whatever ``on_bad_record`` says.
+    Sources raise it when they read. The file may hold other records under the same IDs now, so
+    ``on_bad_record="mask"`` does not mask them.
     """
 
 
 class RecordReadError(RuntimeError):
-    """A record cannot be read or transformed; the cause is the exception that it was raised from.
+    """A record cannot be read or transformed. ``__cause__`` is the original exception.
 
     Attributes:
-      position: where the batch begins that it belongs to. The iterator stays there.
-      record_id: its ID; ``None`` where no single record is at fault.
-      row: its row in the source; ``None`` where no single record is at fault.
+      position: start of the batch. The iterator stays there.
+      record_id: the record's ID, or ``None`` if no single record is at fault.
+      row: the record's row in the source, or ``None``.
     """
 
     def __init__(
@@ -46,29 +48,28 @@ class RecordReadError(RuntimeError):
         )
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        """So that the error can be sent to another process."""
+        """Let the error be sent to another process."""
         return type(self), (self.position, self.record_id, self.row, *self._said)
 
 
 class WorkerDiedError(RuntimeError):
-    """A worker process has ended before it gave a batch. No record is lost or repeated by that.
+    """A worker process ended before it returned a batch. No record is lost or repeated.
 
     Attributes:
-      position: where the batch begins. The iterator stays there, and starts workers anew when it is
-        asked again.
-      exit_code: of the process, the negative number of a signal that killed it.
+      position: start of the batch. The iterator stays there, and starts new workers at the next call.
+      exit_code: exit code of the process; negative if a signal killed it.
     """
 
     def __init__(self, position: Position, exit_code: int) -> None:
         self.position, self.exit_code = position, exit_code
         super().__init__(
-            f"a worker process {_end(exit_code)} before it gave the batch at {_place(position)}. The "
-            "iterator stays at this batch: nothing is lost, and the next call starts workers anew."
+            f"a worker process {_end(exit_code)} before it returned the batch at {_place(position)}. "
+            "Nothing is lost: the iterator stays at this batch, and the next call starts new workers."
             + _hint(exit_code)
         )
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        """So that the error can be sent to another process."""
+        """Let the error be sent to another process."""
         return type(self), (self.position, self.exit_code)
 
 
@@ -88,7 +89,7 @@ def _end(exit_code: int) -> str:
 def _hint(exit_code: int) -> str:
     if exit_code == -signal.SIGKILL:
         return (
-            " If nobody sent the signal, it was the kernel, for want of memory: fewer workers or smaller "
-            "batches need less."
+            " If nobody sent the signal, the kernel did, because memory ran out. Use fewer workers or "
+            "smaller batches."
         )
-    return "" if exit_code <= 0 else " What it printed may say why."
+    return "" if exit_code <= 0 else " Its output may say why."

@@ -1,58 +1,57 @@
 """Random numbers of a record: a pure function of (seed, epoch, record ID).
 
-Whoever asks for them, in whatever batch, process or order, gets the same ones, so an augmentation that
-draws from them comes out the same wherever a run was stopped. All of it is integer arithmetic of our
-own, which no library upgrade can move, but for the distributions of `rng`, which are NumPy's.
+They do not depend on the batch, the process or the order of reading, so an augmentation that draws from
+them is the same wherever a run was stopped. The arithmetic is our own and uses integers only; just the
+distributions of `rng` are NumPy's.
 
-- `record_keys`: 64 bits a record, in the form in which `jax.random.wrap_key_data` takes them.
-- `uniforms`: numbers in [0, 1) for a whole batch of such keys, at once.
-- `rng`: a NumPy generator for one such key.
+- `record_keys`: 64 bits for each record, in the form that `jax.random.wrap_key_data` takes.
+- `uniforms`: numbers in [0, 1) for a batch of keys at once.
+- `rng`: a NumPy generator for one key.
 """
 
 import functools
 import hashlib
-import operator
 import struct
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 from numpy import add, multiply, right_shift
 
+from loader.checks import integer
 from loader.config import PipelineConfig
 from loader.order import MAX_EPOCH, MAX_SEED
 from loader.splitmix import GOLDEN, Words, mix, word
 
 Keys = npt.NDArray[np.uint32]
 
-#: Changing what `record_keys` returns means a new number here.
+#: A change to the keys that `record_keys` returns needs a new number here.
 KEYS_VERSION: Final = 1
 
-#: What the field is called in a batch.
+#: Name of the field in a batch.
 KEY_FIELD: Final = "key"
 
-#: Characters of an ID that are hashed at once: bounds the memory that long IDs take.
+#: Characters of an ID hashed at once, which bounds the memory for long IDs.
 _BLOCK_CHARACTERS: Final = 64
 _U11: Final = word(11)
 
 
 def record_keys(ids: npt.ArrayLike, seed: int, epoch: int) -> Keys:
-    """The keys of records in an epoch, which the field ``key`` of a batch holds.
+    """Return the keys of records in an epoch: the field ``key`` of a batch.
 
-    Seed and epoch are hashed, never added (seed 0's epoch 1 is not seed 1's epoch 0), into two words.
-    In an epoch, a record's key is what SplitMix64 gives at the place of its ID, from the first word as
-    seed, with the second one's bits flipped half-way. So integer IDs that differ have different keys
-    in an epoch; across epochs and seeds, and for strings, two keys are equal as seldom as random ones
-    of 64 bits are.
+    Seed and epoch are hashed into two words, never added: seed 0's epoch 1 is not seed 1's epoch 0. A
+    record's key is SplitMix64's output at the place of its ID, seeded by the first word, with the bits
+    of the second word flipped half-way. Different integer IDs therefore have different keys within an
+    epoch. For strings, and across epochs and seeds, keys collide as rarely as random 64-bit numbers.
 
     Args:
-      ids: of the records: integers of at most 64 bits, or strings, with one axis.
+      ids: int64[k] or str[k], the record IDs.
       seed: 0 to 2**32 - 1.
       epoch: counted from 0, to 2**63 - 1.
 
     Returns:
-      uint32[k, 2], as `jax.random.wrap_key_data` takes it for JAX's default, ``threefry2x32``.
+      uint32[k, 2], for `jax.random.wrap_key_data` with JAX's default, ``threefry2x32``.
 
     Raises:
       TypeError, ValueError: an argument of the wrong type, or outside its range.
@@ -67,27 +66,25 @@ def record_keys(ids: npt.ArrayLike, seed: int, epoch: int) -> Keys:
 
 
 def uniforms(keys: npt.ArrayLike, n: int) -> npt.NDArray[np.float64]:
-    """Random numbers for each record of a batch: the first ``n`` that SplitMix64 gives, seeded by its key.
+    """Return ``n`` random numbers for each record: the first outputs of SplitMix64, seeded by its key.
 
-        u = loader.uniforms(batch["key"], 3)
+        u = regrain.uniforms(batch["key"], 3)
         flip, left, top = u[:, 0] < 0.5, np.int64(u[:, 1] * 5), np.int64(u[:, 2] * 5)
 
-    No version of NumPy changes them, and a larger ``n`` only adds columns.
+    They do not depend on NumPy's version. A larger ``n`` only adds columns.
 
     Args:
       keys: uint32[k, 2], a batch's field ``key``.
       n: numbers for each record.
 
     Returns:
-      float64[k, n], multiples of 2**-53 that are at least 0 and less than 1.
+      float64[k, n], multiples of 2**-53 in [0, 1).
 
     Raises:
-      TypeError, ValueError: something that is no array of keys, or a negative ``n``.
+      TypeError, ValueError: ``keys`` is not an array of keys, or ``n`` is negative.
     """
     seeds = _words_of_keys(keys)
-    count = _index("n", n)
-    if count < 0:
-        raise ValueError(f"n is how many numbers each record gets, not {count}")
+    count = integer("n", n, 0)
     words = np.arange(1, count + 1, dtype=np.uint64) * GOLDEN + seeds[:, np.newaxis]
     mix(words)
     draws: npt.NDArray[np.float64] = right_shift(words, _U11) * 2.0**-53
@@ -95,46 +92,40 @@ def uniforms(keys: npt.ArrayLike, n: int) -> npt.NDArray[np.float64]:
 
 
 def rng(key: npt.ArrayLike) -> np.random.Generator:
-    """NumPy's generator for one record, for transforms on the host.
+    """Return a NumPy generator for one record, for transforms on the host.
 
-        generators = [loader.rng(key) for key in batch["key"]]
+        generators = [regrain.rng(key) for key in batch["key"]]
 
-    Its bits are those of Philox, which NumPy promises to keep. What its methods make of them
-    (``normal``, ``permutation``, ...) may change with NumPy's version; `uniforms` does not.
+    Its bits come from Philox, which NumPy promises to keep. Its methods (``normal``, ``permutation``,
+    ...) may change with NumPy's version; `uniforms` does not.
 
     Args:
-      key: uint32[2], a record's entry in the field ``key``.
+      key: uint32[2], one row of the field ``key``.
 
     Raises:
-      TypeError, ValueError: something that is no key.
+      TypeError, ValueError: ``key`` is not a key.
     """
     given = np.asarray(key)
     if given.shape != (2,):
         raise ValueError(
-            f"a key is uint32[2], one record's entry of the field {KEY_FIELD!r}, not "
+            f"key must be uint32[2], one row of the field {KEY_FIELD!r}, not "
             f"{given.dtype}{list(given.shape)}"
         )
     return np.random.Generator(np.random.Philox(key=int(_words_of_keys(given[np.newaxis])[0])))
 
 
 def check_key_field(fields: Collection[str], config: PipelineConfig) -> None:
-    """Checks that a source leaves the field's name to the keys, where a config asks for them.
-
-    Raises:
-      ValueError: it does not.
-    """
+    """Raise ValueError if the source has a field with the name that ``record_keys`` needs."""
     if config.record_keys and KEY_FIELD in fields:
         raise ValueError(
-            f"the source has a field {KEY_FIELD!r}, and record_keys=True adds one of that name to each "
-            "batch: give the source's field another name, or leave record_keys off"
+            f"the source has a field {KEY_FIELD!r}, and record_keys=True adds a field of that name to each "
+            "batch. Rename the source's field, or leave record_keys off"
         )
 
 
 @functools.lru_cache(maxsize=64, typed=True)
 def _words_of_epoch(seed: int, epoch: int) -> tuple[Words, Words]:
-    for name, value, limit in (("seed", seed, MAX_SEED), ("epoch", epoch, MAX_EPOCH)):
-        if not 0 <= _index(name, value) <= limit:
-            raise ValueError(f"{name} must be 0 to {limit}, not {value}")
+    seed, epoch = integer("seed", seed, 0, MAX_SEED), integer("epoch", epoch, 0, MAX_EPOCH)
     message = struct.pack("<QQQ", KEYS_VERSION, seed, epoch)
     digest = hashlib.blake2b(message, digest_size=16, person=b"regrain.keys").digest()
     before, between = struct.unpack("<2Q", digest)
@@ -142,23 +133,23 @@ def _words_of_epoch(seed: int, epoch: int) -> tuple[Words, Words]:
 
 
 def _words_of_ids(ids: npt.ArrayLike) -> Words:
-    """64 bits for each ID: an integer's own, and a hash of a string's characters."""
+    """Return 64 bits for each ID: the integer itself, or a hash of the string."""
     array = np.asarray(ids)
     if array.ndim != 1:
-        raise ValueError(f"ids have one axis, not shape {list(array.shape)}")
+        raise ValueError(f"ids must have one axis, not shape {list(array.shape)}")
     if array.dtype.kind == "U":
         return _hashes(array)
     if array.dtype.kind not in "iu" or array.dtype == np.uint64:
-        raise TypeError(f"ids are int64 or strings, not {array.dtype}")
+        raise TypeError(f"ids must be int64 or strings, not {array.dtype}")
     return np.ascontiguousarray(array, np.int64).view(np.uint64)
 
 
 def _hashes(ids: npt.NDArray[np.str_]) -> Words:
-    """Multilinear hashes of strings: the sum of each character times a coefficient of its place.
+    """Return multilinear hashes of strings: the sum of each character times a coefficient of its place.
 
-    They do not depend on how wide the array is, since what fills a string up is 0. Two IDs of ASCII
-    meet with a chance of at most 2**-58 over the choice of the coefficients (Lemire and Kaser,
-    "Strongly universal string hashing is fast", The Computer Journal 2014).
+    The width of the array has no effect, because strings are padded with zeros. Two ASCII IDs collide
+    with probability at most 2**-58 over the choice of coefficients (Lemire and Kaser, "Strongly
+    universal string hashing is fast", The Computer Journal 2014).
     """
     width = ids.dtype.itemsize // 4
     native = np.ascontiguousarray(ids, ids.dtype.newbyteorder("="))
@@ -172,7 +163,7 @@ def _hashes(ids: npt.NDArray[np.str_]) -> Words:
 
 @functools.lru_cache(maxsize=64)
 def _coefficients(first: int) -> Words:
-    """Those of the places from ``first`` on: what SplitMix64 gives from the seed 0."""
+    """Return the coefficients of the places from ``first`` on: the outputs of SplitMix64 with seed 0."""
     places = np.arange(first + 1, first + 1 + _BLOCK_CHARACTERS, dtype=np.uint64)
     words = places * GOLDEN
     mix(words)
@@ -183,17 +174,8 @@ def _words_of_keys(keys: npt.ArrayLike) -> Words:
     array = np.asarray(keys)
     if array.dtype != np.uint32 or array.ndim != 2 or array.shape[1] != 2:
         raise ValueError(
-            f"keys are uint32[k, 2], the field {KEY_FIELD!r} that record_keys=True adds to a batch, "
+            f"keys must be uint32[k, 2], the field {KEY_FIELD!r} that record_keys=True adds to a batch, "
             f"not {array.dtype}{list(array.shape)}"
         )
     words: Words = array[:, 0] + (array[:, 1].astype(np.uint64) << np.uint64(32))
     return words
-
-
-def _index(name: str, value: Any) -> int:
-    if isinstance(value, bool | np.bool_):
-        raise TypeError(f"{name} must be an integer, not {value!r}")
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, not {value!r}") from None

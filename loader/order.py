@@ -1,12 +1,11 @@
 """The order of an epoch: a permutation of rows, as a pure function of (shuffle, num_records, seed, epoch).
 
-Nothing here has a state that matters, so any stretch of any epoch can be asked for at once, in any
-order, by anyone: the pipeline that serves it, the resume that checks it, the person who audits it.
+Any part of any epoch can be computed alone, without history.
 
-Three kinds, each with a version of its own in `ORDER_VERSIONS`:
+There are three kinds, each with its own version in `ORDER_VERSIONS`:
 
-- ``"feistel"``: a keyed Feistel network over row numbers, in 64-bit integer arithmetic of our own.
-  Constant memory at any size, invertible, and no library upgrade can move it.
+- ``"feistel"``: a keyed Feistel network over row numbers, in our own 64-bit integer arithmetic.
+  It needs constant memory at any size, has an inverse, and does not depend on any library.
 - ``"permutation"``: NumPy's ``default_rng(SeedSequence([seed, epoch])).permutation(n)``; O(n) memory.
 - ``"none"``: the order of the source.
 """
@@ -16,7 +15,6 @@ import dataclasses
 import functools
 import hashlib
 import math
-import operator
 import struct
 import threading
 from collections.abc import Callable
@@ -26,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy import add, minimum, multiply, right_shift, subtract
 
+from loader.checks import integer
 from loader.splitmix import GOLDEN, MIX_1, Words, mix, word
 
 Shuffle = Literal["feistel", "permutation", "none"]
@@ -36,20 +35,20 @@ SHUFFLES: Final[tuple[str, ...]] = get_args(Shuffle)
 ORDER_VERSIONS: Final[dict[str, int]] = {"feistel": 1, "permutation": 1, "none": 1}
 """The version of each kind of order, which manifests hold.
 
-Changing what an order returns means a new number here, with the old one kept readable.
+A change to the rows that an order returns needs a new number here, and the old order must stay readable.
 """
 
 MAX_RECORDS: Final = 2**63
 MAX_SEED: Final = 2**32 - 1
 MAX_EPOCH: Final = 2**63 - 1
 
-# Over few records a network cannot reach every permutation (its rounds hold too few choices), so up
-# to this many the "feistel" order is an exact random permutation: the rows sorted by a keyed 64-bit
-# hash. The constant bounds its memory.
+# A network over few records cannot reach every permutation, because its rounds hold too few choices.
+# Up to this many records, "feistel" sorts the rows by a keyed 64-bit hash instead, which is an exact
+# random permutation. The limit bounds its memory.
 _EXACT_UP_TO: Final = 4096
 _ROUNDS: Final = 8
 _BLOCK: Final = 1 << 14
-#: Smaller permutations are made in less time than a thread would save.
+#: Starting a thread costs more than making a smaller permutation.
 _AHEAD_FROM: Final = 1 << 16
 
 
@@ -61,7 +60,7 @@ def epoch_order(
     start: int = 0,
     stop: int | None = None,
 ) -> Rows:
-    """Rows at positions ``start`` to ``stop`` of an epoch.
+    """Return the rows at positions ``start`` to ``stop`` of an epoch.
 
     Args:
       num_records: records in the source, 1 to 2**63.
@@ -72,16 +71,16 @@ def epoch_order(
       stop: one past the last position; ``None`` is ``num_records``.
 
     Returns:
-      int64[stop - start], each ``0 <= row < num_records``. Over all positions every row comes once.
-      ``"feistel"`` and ``"none"`` cost time and memory for the positions asked for only;
-      ``"permutation"`` makes the whole epoch each time.
+      int64[stop - start], each ``0 <= row < num_records``. Every row occurs once in an epoch.
+      ``"feistel"`` and ``"none"`` cost time and memory only for the positions requested.
+      ``"permutation"`` computes the whole epoch each time.
 
     Raises:
       TypeError, ValueError: an argument of the wrong type, or outside its range.
     """
     num_records, seed, epoch = _check_stream(num_records, seed, epoch, shuffle)
-    stop = num_records if stop is None else _integer("stop", stop)
-    start = _integer("start", start)
+    stop = num_records if stop is None else integer("stop", stop)
+    start = integer("start", start)
     if not 0 <= start <= stop <= num_records:
         raise ValueError(
             f"positions {start}:{stop} are not inside an epoch of {num_records} records; "
@@ -105,7 +104,7 @@ def epoch_order(
 
 
 def position_of(row: int, num_records: int, seed: int, epoch: int, shuffle: str = "feistel") -> int:
-    """Position in an epoch at which a row comes: the inverse of `epoch_order`.
+    """Return the position of a row in an epoch: the inverse of `epoch_order`.
 
     Args:
       row: 0 <= row < num_records.
@@ -115,13 +114,13 @@ def position_of(row: int, num_records: int, seed: int, epoch: int, shuffle: str 
       shuffle: ``"feistel"``, ``"permutation"`` or ``"none"``.
 
     Returns:
-      The position, ``0 <= position < num_records``. Constant time, but for ``"permutation"``.
+      The position, ``0 <= position < num_records``, in constant time except for ``"permutation"``.
 
     Raises:
       TypeError, ValueError: an argument of the wrong type, or outside its range.
     """
     num_records, seed, epoch = _check_stream(num_records, seed, epoch, shuffle)
-    row = _integer("row", row)
+    row = integer("row", row)
     if not 0 <= row < num_records:
         raise ValueError(f"row {row} is not in a source of {num_records} records")
     if shuffle == "none":
@@ -135,19 +134,18 @@ def position_of(row: int, num_records: int, seed: int, epoch: int, shuffle: str 
 
 
 class EpochOrder:
-    """The orders of one stream, with what was used last kept at hand. Threads may share it.
+    """The orders of one stream, with a cache. Threads may share it.
 
-    Batches are small and come one after the other. So ``"feistel"`` is made in blocks, which cost a
-    fraction of what their batches would cost singly; they grow as batches follow each other, and a
-    batch asked for on its own costs itself alone. ``"permutation"`` is kept whole, in the smallest
-    integer type that holds it, and once the second half of an epoch is being served, a thread that
-    ends by itself makes the next one. What is kept never changes an answer.
+    ``"feistel"`` computes and keeps a block of several batches at once, which costs less per batch. The
+    block grows while batches follow each other; a single batch costs only itself. ``"permutation"``
+    keeps the whole epoch in the smallest integer type, and a thread computes the next epoch during the
+    second half of this one. The cache never changes a result.
 
     Args:
       num_records: as for `epoch_order`.
       seed: as for `epoch_order`.
       shuffle: as for `epoch_order`.
-      num_epochs: epochs that will be asked for; ``None`` is without end.
+      num_epochs: number of epochs, or ``None`` for no end.
     """
 
     def __init__(
@@ -156,13 +154,13 @@ class EpochOrder:
         self._num_records, self._seed, _ = _check_stream(num_records, seed, 0, shuffle)
         self._shuffle = shuffle
         self._num_epochs = num_epochs
-        # Both are replaced as a whole, so that threads need no lock to read them.
+        # Each is replaced as a whole, so that threads can read it without a lock.
         self._kept = _Kept(-1, 0, 0, np.empty(0, np.int64))
         self._ahead: _Ahead | None = None
         self._making = threading.Lock()
 
     def rows(self, epoch: int, start: int, stop: int) -> Rows:
-        """Rows at positions ``start`` to ``stop`` of ``epoch``: int64[stop - start], the caller's own."""
+        """Return a new int64[stop - start]: the rows at positions ``start`` to ``stop`` of ``epoch``."""
         if self._shuffle == "none":
             return _in_order(start, stop)
         kept_epoch, first, end, rows = self._kept
@@ -175,7 +173,7 @@ class EpochOrder:
         return part.astype(np.int64) if self._shuffle == "permutation" else part.copy()
 
     def _block(self, epoch: int, start: int, stop: int) -> "_Kept":
-        """The rows asked for, and more behind them if the last ones were asked for right before."""
+        """Compute the rows requested, and some after them if requests follow each other."""
         kept, count = self._kept, max(stop - start, 1)
         if (epoch, start) == (kept.epoch + 1, 0) and kept.stop == self._num_records:
             length = _BLOCK
@@ -188,7 +186,7 @@ class EpochOrder:
         return _Kept(epoch, start, until, rows)
 
     def _epoch(self, epoch: int, _start: int, _stop: int) -> "_Kept":
-        with self._making:  # so that each is made once
+        with self._making:  # each epoch is made once
             kept = self._kept
             if kept.epoch == epoch:
                 return kept
@@ -224,23 +222,23 @@ class _Kept(NamedTuple):
 
 
 class _Ahead:
-    """The order of an epoch, being made by a thread of its own, which ends with it."""
+    """The order of an epoch, computed by a thread."""
 
     def __init__(self, epoch: int, make: Callable[[int], npt.NDArray[Any]]) -> None:
         self.epoch = epoch
         self._make = make
         self._rows: npt.NDArray[Any] | None = None
-        # A daemon, since it cannot be stopped and a program that ends should not wait for it.
+        # A daemon: it cannot be stopped, and the program's exit should not wait for it.
         self._thread = threading.Thread(target=self._run, name="regrain-order", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        # Without memory for two orders, the next one is made when it is needed.
+        # Without memory for two orders, the next one is computed when it is needed.
         with contextlib.suppress(MemoryError):
             self._rows = self._make(self.epoch)
 
     def result(self) -> npt.NDArray[Any] | None:
-        """The order, or ``None`` where there was no memory to make it ahead."""
+        """Return the order, or ``None`` if memory was short."""
         self._thread.join()
         return self._rows
 
@@ -259,14 +257,14 @@ def _exact_permutation(num_records: int, seed: int, epoch: int) -> Rows:
     (key,) = _keys(num_records, seed, epoch, 1)
     hashes = np.arange(1, num_records + 1, dtype=np.uint64) * GOLDEN + key
     mix(hashes)
-    # No two rows tie: each step from row to hash is a bijection of 64-bit words.
+    # No two rows tie: every step from row to hash is a bijection of 64-bit words.
     rows = np.argsort(hashes).astype(np.int64)
     rows.flags.writeable = False
     return rows
 
 
 def _keys(num_records: int, seed: int, epoch: int, count: int) -> list[np.uint64]:
-    """64-bit round keys. Hashed, so that neighbouring seeds and epochs have nothing in common."""
+    """Return 64-bit round keys, hashed so that neighbouring seeds and epochs are unrelated."""
     message = struct.pack("<QQQQ", ORDER_VERSIONS["feistel"], num_records, seed, epoch)
     digest = hashlib.blake2b(message, digest_size=8 * count, person=b"regrain.feistel").digest()
     return [np.uint64(word) for word in struct.unpack(f"<{count}Q", digest)]
@@ -276,12 +274,11 @@ def _keys(num_records: int, seed: int, epoch: int, count: int) -> list[np.uint64
 class _Network:
     """Shape and keys of a network that permutes ``0 <= left < a, 0 <= right < b`` with ``a * b >= limit``.
 
-    All but ``limit`` are uint64[()]: as an operand, an array without axes costs NumPy half of what a
-    scalar does.
+    All but ``limit`` are uint64[()], which NumPy handles in half the time of a scalar.
     """
 
     b: Words
-    #: Of each round the key, and the side of the half that it moves: a, b, a, b, ...
+    #: The key of each round, and the side of the half that it moves: a, b, a, b, ...
     rounds: tuple[tuple[Words, Words], ...]
     limit: int
 
@@ -294,10 +291,10 @@ class _Network:
 
 @functools.lru_cache(maxsize=64)
 def _network(num_records: int, seed: int, epoch: int) -> _Network:
-    """The network of an epoch.
+    """Return the network of an epoch.
 
-    The sides are near the square root, chosen so that few points lie beyond the last record: those
-    have to be walked over (see `_walk`).
+    The sides are near the square root. They are chosen to leave few points beyond the last record,
+    because `_walk` must step over these.
     """
     root = math.isqrt(num_records - 1) + 1
     a = min(range(root, root + 64), key=lambda side: -num_records % side)
@@ -310,15 +307,15 @@ _Step = Callable[[Words, _Network], Words]
 
 
 def _walk(step: _Step, points: Words, network: _Network) -> Rows:
-    """Applies a permutation of ``a * b`` points until each is a record.
+    """Apply a permutation of ``a * b`` points until each point is a record.
 
-    Cycle walking (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002) makes a
-    permutation of the records out of a permutation of a slightly larger set.
+    Cycle walking (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002) turns a
+    permutation of a slightly larger set into a permutation of the records.
     """
     if points.size == 0:
         return points.view(np.int64)
     points = step(points, network)
-    # As a rule no point is beyond: the largest tells so at less cost than a comparison of each.
+    # Usually no point lies beyond. Finding the largest is cheaper than comparing each.
     while points.max() >= network.limit:
         beyond = np.flatnonzero(points >= np.uint64(network.limit))
         points[beyond] = step(points[beyond], network)
@@ -355,17 +352,17 @@ def _rounds(
     move: np.ufunc,
     correct: np.ufunc,
 ) -> tuple[Words, Words]:
-    """Moves the left half by a keyed hash of the right one, modulo its side, then swaps them; and so on.
+    """Run the rounds: move the left half by a keyed hash of the right half, modulo its side, then swap.
 
     The hash is a middle square (the upper half of the low 64 bits of a square, as in Widynski,
-    "Squares: a fast counter-based RNG", 2020), put below the side, which is at most 2**32, by
-    Lemire's multiply-shift in place of a remainder ("Fast random integer generation in an interval",
-    ACM TOMACS 2019). Over as many records as a network is used for, the tests cannot tell eight
-    rounds of it from NumPy's permutations; they can tell four. One trait is left by construction:
-    where both sides are odd and their product is the number of records, the permutation is even.
+    "Squares: a fast counter-based RNG", 2020). Lemire's multiply-shift reduces it below the side, which
+    is at most 2**32 ("Fast random integer generation in an interval", ACM TOMACS 2019). The tests
+    cannot distinguish eight rounds from NumPy's permutations; they can distinguish four. One bias
+    remains by construction: if both sides are odd and their product is the number of records, the
+    permutation is even.
     """
     out, mix, half = np.empty_like(left), MIX_1, _W_32
-    # For a batch, nearly all time goes into calling NumPy: hence bare names, and outputs as third
+    # Nearly all the time for a batch goes into calling NumPy, hence the bare names and the output
     # arguments.
     for key, side in rounds:
         multiply(right, mix, out)
@@ -376,32 +373,14 @@ def _rounds(
         right_shift(out, half, out)
         move(left, out, left)
         correct(left, side, out)
-        minimum(left, out, out=left)  # the one of both that has not wrapped to far above
+        minimum(left, out, out=left)  # the other one has wrapped around
         left, right = right, left
     return left, right
 
 
-def _integer(name: str, value: Any) -> int:
-    if isinstance(value, bool | np.bool_):
-        raise TypeError(f"{name} must be an integer, not {value!r}")
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(
-            f"{name} must be an integer, not {value!r} of type {type(value).__name__}"
-        ) from None
-
-
 def _check_stream(num_records: int, seed: int, epoch: int, shuffle: str) -> tuple[int, int, int]:
-    num_records = _integer("num_records", num_records)
-    seed = _integer("seed", seed)
-    epoch = _integer("epoch", epoch)
-    if not 1 <= num_records <= MAX_RECORDS:
-        raise ValueError(f"num_records must be 1 to 2**63, not {num_records}")
-    if not 0 <= seed <= MAX_SEED:
-        raise ValueError(f"seed must be 0 to 2**32 - 1, not {seed}")
-    if not 0 <= epoch <= MAX_EPOCH:
-        raise ValueError(f"epoch must be 0 to 2**63 - 1, not {epoch}")
+    num_records = integer("num_records", num_records, 1, MAX_RECORDS)
+    seed, epoch = integer("seed", seed, 0, MAX_SEED), integer("epoch", epoch, 0, MAX_EPOCH)
     if shuffle not in SHUFFLES:
         raise ValueError(
             f"shuffle must be one of {', '.join(map(repr, SHUFFLES))}, not {shuffle!r}"

@@ -1,7 +1,6 @@
-"""SplitMix64's arithmetic on 64-bit words: integers alone, which no library upgrade can move.
+"""SplitMix64's arithmetic on 64-bit words: integers only, so that no library upgrade can change it.
 
-Order and keys of records are made of it, each under a version of its own: what is changed here
-changes both.
+The order and the record keys are built on it, each with its own version. A change here changes both.
 """
 
 from typing import Final
@@ -14,7 +13,7 @@ Words = npt.NDArray[np.uint64]
 
 
 def word(value: int | np.uint64) -> Words:
-    """uint64[()]: as an operand, an array without axes costs NumPy half of what a scalar does."""
+    """Return uint64[()], which NumPy handles in half the time of a scalar."""
     return np.array(value, np.uint64)
 
 
@@ -28,7 +27,7 @@ _NONE: Final = word(0)
 
 
 def mix(words: Words, flipped: Words = _NONE) -> None:
-    """The finaliser, in place: a bijection in which every output bit depends on every input bit.
+    """Apply the finaliser in place: a bijection in which every output bit depends on every input bit.
 
     Args:
       words: uint64[...].

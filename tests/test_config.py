@@ -248,11 +248,11 @@ def test_path_may_be_text(tmp_path: pathlib.Path) -> None:
     [
         (
             f"{as_toml(GOOD)}[run]\nlr = 0.1\n",
-            r"'run' is not a setting: .* in a table \[pipeline\]",
+            r"'run' is not a setting. .* in the table \[pipeline\]",
         ),
-        (f"seed = 3\n[pipeline]\n{as_toml(GOOD)}", "'seed' must stand inside a table"),
-        ("pipeline = 3\n", "'pipeline' must stand inside a table"),
-        (f"[[pipeline]]\n{as_toml(GOOD)}", "'pipeline' must stand inside a table"),
+        (f"seed = 3\n[pipeline]\n{as_toml(GOOD)}", "'seed' must be inside a table"),
+        ("pipeline = 3\n", "'pipeline' must be inside a table"),
+        (f"[[pipeline]]\n{as_toml(GOOD)}", "'pipeline' must be inside a table"),
         ("", "'batch_size' is missing"),
         ("[pipeline]\n", "'final_batch' is missing"),
         (f"[pipeline]\n{as_toml(GOOD)}threads = 3\n", "'threads' is not a setting"),

@@ -112,24 +112,21 @@ def test_errors_reach_another_process_as_they_are(error: Exception) -> None:
 @pytest.mark.parametrize(
     ("exit_code", "end", "hint"),
     [
-        (-9, "was killed by SIGKILL", "for want of memory"),
+        (-9, "was killed by SIGKILL", "memory ran out"),
         (-11, "was killed by SIGSEGV", ""),
         (-63, "was killed by signal 63", ""),
-        (1, "ended with exit code 1", "What it printed may say why"),
+        (1, "ended with exit code 1", "Its output may say why"),
         (0, "ended with exit code 0", ""),
     ],
 )
 def test_the_end_of_a_worker_is_told(exit_code: int, end: str, hint: str) -> None:
     text = str(loader.WorkerDiedError(loader.Position(1, 4, 9), exit_code))
     assert text.startswith(
-        f"a worker process {end} before it gave the batch at epoch 1, offset 4, step 9."
+        f"a worker process {end} before it returned the batch at epoch 1, offset 4, step 9."
     )
-    assert (
-        "The iterator stays at this batch: nothing is lost, and the next call starts workers anew."
-        in text
-    )
+    assert "Nothing is lost: the iterator stays at this batch, and the next call starts" in text
     assert hint in text
-    assert bool(hint) == (not text.endswith("anew."))
+    assert bool(hint) == (not text.endswith("new workers."))
 
 
 def test_values_that_print_alike_are_told_apart() -> None:

@@ -132,7 +132,7 @@ def test_a_file_that_changes_while_it_is_read_is_named(folder: Path) -> None:
         pipeline[0]
     assert "file label.npy, row" in str(failed.value.__cause__)
     masking = loader.PipelineConfig(8, seed=1, final_batch="drop", on_bad_record="mask")
-    with pytest.raises(loader.RecordReadError, match="put back the data"):
+    with pytest.raises(loader.RecordReadError, match="restore the data"):
         loader.Pipeline(source, masking)[0]
 
 

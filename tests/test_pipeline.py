@@ -840,13 +840,11 @@ def test_data_that_has_changed_is_never_masked() -> None:
     planted = Changed()
     p = Pipeline(planted, config("pad", "none", on_bad_record="mask"))
     planted.bad = {3}
-    with pytest.raises(
-        RecordReadError, match=r"record 121 \(row 3\) .*put back the data"
-    ) as failed:
+    with pytest.raises(RecordReadError, match=r"record 121 \(row 3\) .*restore the data") as failed:
         p[0]
     assert failed.value.row == 3
     planted.bad, planted.bad_batches = set(), True
-    with pytest.raises(RecordReadError, match=r"the batch at .*put back the data"):
+    with pytest.raises(RecordReadError, match=r"the batch at .*restore the data"):
         p[0]
     assert p.bad_records == {}
 

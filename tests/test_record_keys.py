@@ -260,7 +260,7 @@ def test_a_source_with_a_field_of_that_name_is_refused_where_keys_are_asked_for(
     config = PipelineConfig(4, 1, "pad", record_keys=record_keys)
     if record_keys:
         for use in (Pipeline, lambda source, config: loader.audit_batches([], source, config)):
-            with pytest.raises(ValueError, match=r"a field 'key', and record_keys=True .* another"):
+            with pytest.raises(ValueError, match=r"a field 'key', and record_keys=True .* Rename"):
                 use(source, config)
     else:
         assert Pipeline(source, config)[0]["key"].shape == (4,)
