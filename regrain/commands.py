@@ -55,7 +55,7 @@ ABOUT: Final[Mapping[str, About]] = {
             "regrain inspect runs/digits --step 1200 --leaves": "one step, and each array of its train state",
             "regrain inspect runs/digits --config configs/digits.toml": "would this config resume the run?",
             "regrain inspect runs/digits --stream my_data:make_pipeline": "would this pipeline, data and all?",
-            "regrain inspect runs/digits --diff runs/other": "in what another run is of something else",
+            "regrain inspect runs/digits --diff runs/other": "how another run differs, leaves included",
             "regrain inspect runs/digits --json | jq .newest_intact": "for a machine",
         },
         {
@@ -333,7 +333,9 @@ def inspect(
     diff: Annotated[
         str | None,
         typer.Option(
-            metavar="OTHER_RUN", help="Compare with the newest intact step of another run."
+            metavar="OTHER_RUN",
+            help="How does the newest intact step of another run differ? Compares stream, settings, place and "
+            "train state, each leaf bit for bit.",
         ),
     ] = None,
     as_json: Json = False,

@@ -218,6 +218,24 @@ def test_what_a_resume_would_refuse_is_told_before(
         assert f"not compared: {', '.join(told['not_compared'])}" in printed
 
 
+def test_another_run_with_other_weights_is_not_the_same(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both runs have one config, data and tree of leaves; what they have learnt differs."""
+    monkeypatch.chdir(tmp_path)
+    pipeline = Pipeline(ArraySource({"x": np.arange(N)}), PipelineConfig(4, 17, "pad"))
+    for name, value in (("one", 1), ("two", 2)):
+        with checkpointing.Checkpoints(tmp_path / name, pipeline, 1, 9) as checkpoints:
+            batches = checkpoints.resume({"w": np.full(3, value), "b": np.zeros(1)}).batches
+            next(batches)
+            checkpoints.save(batches, {"w": np.full(3, value), "b": np.zeros(1)})
+    (found,) = as_json("one", "--diff", "two", code=1)["compared"]["differences"]
+    assert found["name"] == "train_state/w"
+    printed = call("one", "--diff", "two", code=1)[0]
+    assert "no difference" not in printed
+    assert "train_state/w" in printed
+
+
 def test_a_change_that_will_be_allowed_is_no_difference(run: str) -> None:
     call(run, "--stream", "streams_of_mine:smaller", "--allow", "batch_size")
 

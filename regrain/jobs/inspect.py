@@ -20,6 +20,8 @@ from regrain.jobs.sources import made_by
 from regrain.terminal import MAX_TEXT, console, fail, plain, print_json, safe
 
 INTACT, FOUND, NO_STEP = 0, 1, 3
+#: Differences shown without --json.
+SHOWN_DIFFERENCES: Final = 100
 
 _STYLES: Final = {"intact": "green", "damaged": "bold red", "unreadable": "bold yellow"}
 _LEFT_OVERS: Final = {
@@ -389,8 +391,11 @@ def show_comparison(comparison: Comparison) -> None:
         table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1))
         for heading in ("differs", "this run", comparison.kind, "remark"):
             table.add_column(heading, overflow="fold")
-        for one in (difference.shortened(MAX_TEXT) for difference in comparison.differences):
+        shown = comparison.differences[:SHOWN_DIFFERENCES]
+        for one in (difference.shortened(MAX_TEXT) for difference in shown):
             table.add_row(*map(safe, (one.name, one.checkpoint, one.now, one.note)))
         console.print(table)
+        if more := len(comparison.differences) - len(shown):
+            console.print(f"... and {more:,} more differences: see --json")
     if skipped:
         console.print(f"not compared: {skipped}", style="dim")
