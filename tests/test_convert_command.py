@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 import loader
-from regrain.commands import app
-from regrain.jobs import convert as job
-from regrain.jobs import convert_formats
+from regrain.cli import conversion as job
+from regrain.cli import convert_formats
+from regrain.cli.app import app
 from scripts import train
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -173,7 +173,7 @@ def test_what_reads_as_something_else_is_told(monkeypatch: pytest.MonkeyPatch) -
         (["none.npz", "--out", "b"], "none.npz"),
         (["a.npz", "--out", "there"], "there is there already"),
         (["a.npz", "--out", "there/none/b"], "not a directory"),
-        (["there", "--out", "b"], "no .npz file"),
+        (["there", "--out", "b"], "cannot be read as a .npz file"),
         (["empty", "--out", "b"], "empty holds no"),
         (["a.npz", "--out", "b", "--to", "csv"], "csv"),
         (["a.npz", "--out", "b.npz"], "b.npz ends in .npz, which is no format that is written"),
@@ -191,7 +191,7 @@ def test_what_cannot_be_done_is_told_and_leaves_nothing(arguments: list[str], me
 
 def test_it_runs_as_a_program(here: Path) -> None:
     np.savez("a.npz", x=X)
-    command = [sys.executable, str(ROOT / "scripts" / "convert.py"), "a.npz", "--out", "b"]
+    command = [sys.executable, "-m", "regrain", "convert", "a.npz", "--out", "b"]
     done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("b: 10 records")
     assert done.stderr == ""

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 import loader
-from regrain.commands import app
-from regrain.jobs import fingerprint as job
+from regrain.cli import fingerprint as job
+from regrain.cli.app import app
 from scripts import train
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -155,14 +155,14 @@ value = 3
         ([], "name one source"),
         (["a.npz", "--digits"], "name one source"),
         (["gone.npz"], "gone.npz: No such file"),
-        (["empty"], "empty holds no .npy file"),
-        (["ids"], "ids holds no array of a field"),
-        (["single.npy"], "it is no archive of named arrays"),
-        (["objects.npz"], "is no .npz file that can be read"),
+        (["empty"], "empty has no .npy file"),
+        (["ids"], "ids has no array besides the IDs"),
+        (["single.npy"], "it is not an archive of named arrays"),
+        (["objects.npz"], "cannot be read as a .npz file"),
         (["objects"], "cannot be read"),
-        (["text.npz"], "is no .npz file that can be read"),
-        (["cut.npz"], "is no .npz file that can be read"),
-        (["worn.npz"], "is no .npz file that can be read: Error"),
+        (["text.npz"], "cannot be read as a .npz file"),
+        (["cut.npz"], "cannot be read as a .npz file"),
+        (["worn.npz"], "cannot be read as a .npz file: Error"),
         (["uneven.npz"], "the lengths differ"),
         (["twice.npz"], "belongs to rows"),
         (["--source", "mine"], "takes MODULE:FUNCTION"),
@@ -216,11 +216,11 @@ def test_what_cannot_be_opened_is_refused_with_a_reason(
     ("content", "message"),
     [
         (None, "No such file"),
-        (b"", "is no saved fingerprint"),
-        (b"[]", "is no saved fingerprint"),
-        (b"{}", "is no saved fingerprint"),
-        (b"\xff", "is no saved fingerprint"),
-        (b"[" * 100_000, "is no saved fingerprint"),
+        (b"", "is not a saved fingerprint"),
+        (b"[]", "is not a saved fingerprint"),
+        (b"{}", "is not a saved fingerprint"),
+        (b"\xff", "is not a saved fingerprint"),
+        (b"[" * 100_000, "is not a saved fingerprint"),
         (b" " * (job.MAX_JSON_BYTES + 1), "is larger than"),
     ],
     ids=["absent", "empty", "list", "object", "no text", "deep", "large"],
@@ -242,7 +242,7 @@ def test_a_file_that_cannot_be_written_is_named_and_nothing_stays() -> None:
 
 def test_it_runs_as_a_program() -> None:
     np.savez("a.npz", x=X)
-    command = [sys.executable, str(ROOT / "scripts" / "fingerprint.py")]
+    command = [sys.executable, "-m", "regrain", "fingerprint"]
     done = subprocess.run([*command, "print", "a.npz"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(digest(x=X))

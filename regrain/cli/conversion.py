@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 import loader
-from regrain.jobs import convert_formats
-from regrain.jobs.fingerprint import ID
-from regrain.jobs.sources import opened_by
-from regrain.terminal import console, notes, plain, print_json
+from regrain.cli import convert_formats
+from regrain.cli.console import console, notes, plain, print_json
+from regrain.cli.fingerprint import ID
+from regrain.cli.sources import opened_by
 
 SAME, DIFFERENT = 0, 1
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import loader
 from loader.new_paths import new_file
 from loader.progress import Work
-from regrain.jobs.fingerprint import ID, npz_arrays
+from regrain.cli.fingerprint import ID, npz_arrays
 
 Name = Literal["npy", "array_record", "parquet"]
 
@@ -116,8 +116,8 @@ def _read_array_record(path: pathlib.Path, source: loader.RecordSource) -> loade
 
 
 def _write_parquet(source: loader.RecordSource, path: pathlib.Path) -> None:
-    import pyarrow as pa  # noqa: PLC0415 (of an extra)
-    import pyarrow.parquet as pq  # noqa: PLC0415
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     def column(name: str, array: npt.NDArray[Any]) -> Any:
         if array.dtype.kind == "M" and np.datetime_data(array.dtype)[0] not in ("ms", "us", "ns"):
