@@ -129,7 +129,7 @@ def test_records_in_files_are_known_by_the_files(here: Path) -> None:
     np.save("data/y.npy", X + 1)
     (line,) = call("compare", "a.json", "--source", "npy_of_mine:npy", code=1).splitlines()[1:]
     assert line.split()[0] == "dataset.files"
-    assert line.endswith("(file y.npy differs)")
+    assert line.endswith("(1 of 2 files differs: y.npy)")
 
 
 SOURCE: Final = """
@@ -210,6 +210,16 @@ def test_what_cannot_be_opened_is_refused_with_a_reason(
     assert message in " ".join(call("print", *arguments, code=2).split())
     assert [path for path in sorted(Path().iterdir()) if path.name != "__pycache__"] == before
     assert "3 records" in call("print", "--source", "mine:good")
+
+
+def test_an_edited_label_and_removed_records_are_both_named() -> None:
+    x, y = np.arange(40), np.arange(40) % 10
+    np.savez("before.npz", x=x, label=y)
+    y[7] = 99
+    np.savez("after.npz", x=x[:30], label=y[:30])
+    call("save", "one.json", "before.npz")
+    printed = " ".join(call("compare", "one.json", "after.npz", code=1).split())
+    assert "before 40 now 30 (1 edited or replaced: id 7; 10 removed: rows 30-39)" in printed
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ NUMPY_ALONE = (
     "loader.file_marks",
     "loader.keys",
     "loader.leaves",
+    "loader.marks",
     "loader.parallel",
     "loader.told_apart",
 )
