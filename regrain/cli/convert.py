@@ -11,7 +11,7 @@ from regrain.cli.options import INTERRUPTED, About, Digits, Json, Source
 ABOUT: Final = About(
     {
         "regrain convert data.npz --out data/": "a file of arrays, as a folder of .npy files",
-        "regrain convert data/ --out data.parquet": "the format as the name has it, or --to",
+        "regrain convert data/ --out data.parquet": "the format by its suffix, or --to",
         "regrain convert --source my_data:my_source --out data/": "what a function returns",
     },
     {
@@ -37,6 +37,21 @@ def convert(
             help="The format; by default as the suffix of OUT has it, and npy without one."
         ),
     ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,NAME,...",
+            help="The columns of Parquet, ArrayRecord or Hugging Face data that become fields; by default all.",
+        ),
+    ] = None,
+    fields: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=DTYPE",
+            help="The dtype of a column whose type does not show it, such as word=U32, or with a shape "
+            "image=uint8[28,28]; repeat for more.",
+        ),
+    ] = None,
     digits: Digits = False,
     source: Source = None,
     check: Annotated[
@@ -44,17 +59,18 @@ def convert(
     ] = True,
     as_json: Json = False,
 ) -> None:
-    """Writes the records of a data set, IDs and all, in another format, and compares what was written.
+    """Write the records of a data set, with their IDs, in another format, and compare what was written.
 
     DATA is a .npz file, a folder of .npy files, Parquet or ArrayRecord files in a folder or alone, or
     a data set that Hugging Face's save_to_disk has written. An array, column or entry named id holds
-    the IDs; without it they are those that the format's source makes by default. Some 16 MiB of
-    records are read at a time. What is written is there under its name when it is complete, or not at
-    all; a name that is taken is refused.
+    the IDs; without it they are the default IDs of the format's source. About 16 MiB of
+    records are read at a time. OUT gets its name when it is complete; a name that is taken is refused.
     """
     with running("convert"):
         from regrain.cli import conversion as job
 
-        given = job.opened(data, source, digits=digits)
-        code = job.run(given, out, to, check=check, as_json=as_json)
+        reading = job.Reading.of(columns, fields)
+        with job.options_in_messages(data):
+            given = job.opened(data, source, digits=digits, reading=reading)
+            code = job.run(given, out, to, check=check, as_json=as_json)
     raise typer.Exit(code)
