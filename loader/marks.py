@@ -11,14 +11,25 @@ _SPANS: Final = 4
 class Names(Protocol):
     """How the things that have marks are named in messages."""
 
-    #: In the singular, such as ``"record"``.
-    thing: str
-    #: The word for a thing of which only the mark has changed.
-    edited: str
-    #: The name of a mark of several things, in the plural.
-    chunks: str
-    #: A word before the places of things that follow each other; may be empty.
-    before_span: str
+    @property
+    def thing(self) -> str:
+        """In the singular, such as ``"record"``."""
+        ...
+
+    @property
+    def edited(self) -> str:
+        """The word for a thing whose mark has changed."""
+        ...
+
+    @property
+    def chunks(self) -> str:
+        """The name of a mark of several things, in the plural."""
+        ...
+
+    @property
+    def before_span(self) -> str:
+        """A word before the places of things that follow each other; may be empty."""
+        ...
 
     def some(self, places: Sequence[int], *, now: bool) -> str:
         """Name the first few of some things, in the later list (``now``) or the earlier one."""

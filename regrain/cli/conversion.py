@@ -104,7 +104,7 @@ class Reading:
                 sides = tuple(map(int, shape.split(","))) if shape else ()
                 np.dtype(dtype)
             except (TypeError, ValueError):
-                name = ""
+                name, sides = "", ()
             if not name:
                 raise ValueError(f"--fields takes NAME=DTYPE, such as word=U32, not {text!r:.80}")
             parsed[name] = (dtype, sides)
