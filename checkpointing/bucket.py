@@ -286,7 +286,7 @@ def _client() -> tuple[Any, Any]:
 
 def _not_installed(name: str) -> ModuleNotFoundError:
     return ModuleNotFoundError(
-        f"checkpoints in gs:// need the package {name}, which is not installed: pip install '.[gcs]' in a "
-        "checkout of regrain",
+        f"checkpoints in gs:// need the package {name}, which is not installed: "
+        "pip install 'regrain[gcs]'",
         name=name,
     )

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, Literal
 
 import loader
+from checkpointing.checkpoints import load
 from checkpointing.directory import (
     RunDirectory,
     StepDamagedError,
@@ -23,7 +24,15 @@ from checkpointing.history import segments_of
 from checkpointing.manifest import ALLOWABLE, Identity, Manifest, Stream, StreamIdentity
 from checkpointing.matching import match
 from checkpointing.storage import LeftOver, StepFiles, Writer
-from loader import Difference, GrainStream, Mixture, Pipeline, PipelineConfig, Position
+from loader import (
+    Difference,
+    GrainStream,
+    Mixture,
+    Pipeline,
+    PipelineConfig,
+    Position,
+    dataset_digest,
+)
 from loader.batching import as_integer
 from loader.progress import Work
 
@@ -117,12 +126,31 @@ class RunReport:
         return None if last.num_steps is None else last.start.step + last.num_steps
 
     def diff(self, other: "RunReport") -> list[Difference]:
-        """In what the newest intact steps of two runs belong to different streams or train states.
+        """Compare the newest intact steps of two runs: stream, settings, place, and train state bit for bit.
+
+        Both train states are read, one after the other, and held in memory one at a time.
+
+        Returns:
+          All differences, with one for each leaf whose values differ; none if the steps are the same.
 
         Raises:
-          ValueError: one of them has no intact step.
+          ValueError: one of the runs has no intact step.
+          OSError, RuntimeError, CheckpointDamagedError: as `load`, of one of the two steps.
         """
-        return _newest(self).identity.diff(_newest(other).identity)
+        before, now = _newest(self), _newest(other)
+        found = before.identity.diff(now.identity)
+        if before.position != now.position:
+            found.append(Difference("position", str(before.position), str(now.position)))
+        if before.files == now.files:  # by digest: copies of one step
+            return found
+        named = {one.name for one in found}
+        digests, others = _leaf_digests(self), _leaf_digests(other)
+        return found + [
+            Difference(name, _short(digests[path]), _short(others[path]), "values")
+            for path in digests
+            if path in others and digests[path] != others[path]
+            if (name := f"train_state{path}") not in named
+        ]
 
     def diff_config(self, config: PipelineConfig) -> list[Difference]:
         """In what a config is not that of the newest intact step; the data are not looked at.
@@ -202,6 +230,16 @@ def _newest(report: RunReport) -> Manifest:
     if report.newest is None:
         raise ValueError(f"{report.directory} holds no intact step to compare with")
     return report.newest
+
+
+def _leaf_digests(report: RunReport) -> dict[str, str]:
+    """A digest of the values of each leaf in the newest intact step, by path."""
+    _, leaves = load(report.directory, _newest(report).step, verify=report.verify)
+    return {path: dataset_digest(leaf) for path, leaf in leaves.items()}
+
+
+def _short(digest: str) -> str:
+    return f"sha256:{digest[:12]}..."
 
 
 def inspect_run(

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Self
 
-from loader.told_apart import told_apart
+from loader.marks import Marked, changes_in_words
 
 MAX_MARKS: Final = 2048
 
@@ -126,25 +126,49 @@ class FileMarks:
         """
         if self.digest == other.digest:
             return ""
-        now = names if names is not None and len(names) == other.num_files else None
-        after = _split(other.marks)
+        known = names if names is not None and len(names) == other.num_files else None
         per = max(self.files_per_mark, other.files_per_mark)
+        marks = _split(other.marks)
         if single is not None and len(single) == other.num_files:
-            if self._begins(single):
-                return _grown(self.num_files, other.num_files, now)
-            after, per = coarser(single, self.files_per_mark), self.files_per_mark
+            per, marks = self.files_per_mark, coarser(single, self.files_per_mark)
         else:
-            after = coarser(after, per // other.files_per_mark)
-        before = coarser(_split(self.marks), per // self.files_per_mark)
-        if per == 1:
-            return _listed(told_apart(before, after), self.num_files, other.num_files, now)
-        return _stretches(before, after, per, (self.num_files, other.num_files), now)
+            single = None
+            marks = coarser(marks, per // other.files_per_mark)
 
-    def _begins(self, single: Sequence[str]) -> bool:
-        """Whether other files begin with these."""
-        if self.num_files >= len(single):
-            return False
-        return "".join(coarser(single[: self.num_files], self.files_per_mark)) == self.marks
+        def mark_of(start: int, stop: int) -> str | None:
+            return None if single is None else coarser(single[start:stop], per)[0]
+
+        before = Marked(
+            coarser(_split(self.marks), per // self.files_per_mark), per, self.num_files
+        )
+        after = Marked(marks, per, other.num_files)
+        return changes_in_words(before, after, _FileNames(known, per), mark_of)
+
+
+@dataclasses.dataclass(frozen=True)
+class _FileNames:
+    """Files by name, or by number if the names are not known."""
+
+    names: Sequence[str] | None
+    per: int
+    thing: str = "file"
+    edited: str = "edited"
+    before_span: str = ""
+
+    @property
+    def chunks(self) -> str:
+        return f"groups of {self.per} files"
+
+    def some(self, places: Sequence[int], *, now: bool) -> str:
+        few = ", ".join(self._name(place, now=now) for place in places[:_NAMED])
+        return few + (", ..." if len(places) > _NAMED else "")
+
+    def span(self, first: int, last: int, *, now: bool) -> str:
+        one, other = self._name(first, now=now), self._name(last, now=now)
+        return one if one == other else f"{one} to {other}"
+
+    def _name(self, place: int, *, now: bool) -> str:
+        return self.names[place] if now and self.names is not None else f"number {place}"
 
 
 def marks_of(entries: Iterable[FileEntry]) -> list[str]:
@@ -164,72 +188,3 @@ def coarser(marks: Sequence[str], times: int) -> list[str]:
 
 def _split(marks: str) -> list[str]:
     return [marks[i : i + _MARK_HEX] for i in range(0, len(marks), _MARK_HEX)]
-
-
-def _grown(before: int, after: int, names: Sequence[str] | None) -> str:
-    more = after - before
-    added = _named(range(before, after), names)
-    verb = "was" if more == 1 else "were"
-    first = "the first file is" if before == 1 else f"the first {before} files are"
-    return f"{first} the same, and {more} {verb} added at the end: {added}"
-
-
-def _listed(
-    changes: Mapping[str, list[int]], before: int, after: int, names: Sequence[str] | None
-) -> str:
-    """What became of files, of each of which there is a mark."""
-    kinds = {kind for kind, places in changes.items() if places}
-    if kinds == {"appended"}:
-        return _grown(before, after, names)
-    if kinds == {"moved"}:
-        return "they are the same files in another order"
-    if kinds == {"edited"}:
-        places = changes["edited"]
-        if len(places) == 1:
-            return f"file {_named(places, names)} differs"
-        return f"{len(places)} of {before} files differ: {_named(places, names)}"
-    words = {"appended": "added at the end", "inserted": "added in between"}
-    return "; ".join(
-        f"{len(places)} {words.get(kind, kind)}: {_named(places, None if kind == 'removed' else names)}"
-        for kind, places in changes.items()
-        if places
-    )
-
-
-def _stretches(
-    before: list[str],
-    after: list[str],
-    per: int,
-    counts: tuple[int, int],
-    names: Sequence[str] | None,
-) -> str:
-    """Which stretches of files differ, where a mark is of several."""
-    whole = min(counts) // per if counts[0] != counts[1] else len(before)
-    changed = [
-        i for i, (b, a) in enumerate(zip(before[:whole], after[:whole], strict=True)) if b != a
-    ]
-    if not changed:
-        if whole == 0:
-            return ""
-        same = f"the first {whole * per} files are the same"
-        if whole * per == min(counts):
-            more = abs(counts[0] - counts[1])
-            end = "added at the end" if counts[0] < counts[1] else "removed from the end"
-            return f"{same}, and {more} {'was' if more == 1 else 'were'} {end}"
-        return same
-    spans = ", ".join(
-        f"{_name(i * per, names)} to {_name(min((i + 1) * per, *counts) - 1, names)}"
-        for i in changed[:4]
-    )
-    more_spans = f" and {len(changed) - 4} more" if len(changed) > 4 else ""
-    return f"in {len(changed)} of {len(before)} groups of {per} files: {spans}{more_spans}"
-
-
-def _named(places: Sequence[int], names: Sequence[str] | None) -> str:
-    few = ", ".join(_name(place, names) for place in places[:_NAMED])
-    return few + (", ..." if len(places) > _NAMED else "")
-
-
-def _name(place: int, names: Sequence[str] | None) -> str:
-    """A file by name, or by its number where there is none."""
-    return f"number {place}" if names is None else names[place]

@@ -11,11 +11,12 @@ any number of records, and for up to 2,048 records a mark is one record.
 import copy
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, Self, cast
 
 import numpy as np
@@ -23,10 +24,11 @@ import numpy.typing as npt
 
 from loader.file_marks import FileMarks
 from loader.leaves import ID_COLUMN, MARK_HEX, Leaves, Read, digest_rows, raw_bytes
+from loader.marks import Marked, changes_in_words
 from loader.parallel import usable_cores
 from loader.progress import Work
 from loader.source_or_stream import check_is_no_stream
-from loader.told_apart import in_print, look_alike, told_apart
+from loader.told_apart import in_print, look_alike
 
 FINGERPRINT_VERSION: Final = 1
 MAX_CHUNKS: Final = 2048
@@ -314,23 +316,25 @@ class Fingerprint:
 
         Returns:
           One `Difference` for the number of records, the IDs and each field that differs; empty if
-          and only if the digests are equal. Names begin with ``dataset.``. Where a mark is one record,
-          the remark tells apart records that were edited, moved, removed, inserted and appended. Records
-          in files have one for all files, whose remark does the same for these, and one for each
-          setting of how they are read.
+          and only if the digests are equal. Names begin with ``dataset.``. The note names records that
+          were edited, moved, removed, inserted and appended, or above 2,048 records the rows among which
+          they are. If the number of records differs, it has the note; the digests then do not show in
+          which field a record was edited. Records in files have one `Difference` for all files, whose note
+          does the same for files, and one for each setting of how they are read.
         """
         if self.digest == other.digest:
             return []
         found = []
-        marks = self._marks_of(other, source)
-        changed = self._changed_chunks(marks, other)
-        if self.num_records != other.num_records:
+        words = self._in_words(other, source)
+        if self.num_records != other.num_records:  # then columns differ in any case
             counts = str(self.num_records), str(other.num_records)
-            grown = self._grown(other, changed, source)
-            found.append(Difference("dataset.num_records", *counts, grown))
+            found.append(Difference("dataset.num_records", *counts, words))
+            words = ""
+        several = sum(self.columns.get(name) != c for name, c in other.columns.items()) > 1
+        if several and words and "; " not in words and not words.startswith("the same"):
+            words += " in some field"
         found += self._file_differences(other, source)
         comparable = (self.files is None) == (other.files is None)
-        where = self._where(changed, marks, other, source)
         names = in_print({*self.columns, *other.columns})
         for name in sorted(names, key=lambda name: (name != "id", name)):
             before, after = self.columns.get(name), other.columns.get(name)
@@ -340,7 +344,7 @@ class Fingerprint:
             elif (before.dtype, before.shape) != (after.dtype, after.shape):
                 found.append(Difference(label, _kind(before), _kind(after)))
             elif before.digest != after.digest and comparable:
-                found.append(Difference(label, _brief(before), _brief(after), where))
+                found.append(Difference(label, _brief(before), _brief(after), words))
         return found
 
     def _file_differences(self, other: "Fingerprint", source: object) -> list[Difference]:
@@ -373,80 +377,51 @@ class Fingerprint:
             stop = min(stop, self.num_records)
         return _chunks(leaves(source, self.chunk_records, stop=stop))
 
-    def _changed_chunks(self, marks: list[str] | None, other: "Fingerprint") -> list[int] | None:
-        """Chunks of this fingerprint whose records differ in the other; ``None`` if nothing tells."""
-        if marks is None:
-            return None
-        pairs = list(zip(_chunks(self), marks, strict=False))
-        whole = min(self.num_records, other.num_records) // self.chunk_records
-        if self.num_records != other.num_records:
-            pairs = pairs[:whole]  # the chunk in which the shorter one ends differs in any case
-        return [i for i, (before, after) in enumerate(pairs) if before != after]
-
-    def _grown(
-        self, other: "Fingerprint", changed: list[int] | None, source: _Readable | None
-    ) -> str:
-        """Whether the records of both are the same, and one has more of them."""
-        both = min(self.num_records, other.num_records)
-        same = both // self.chunk_records * self.chunk_records
-        if changed != []:
-            return ""
-        if same < both == self.num_records and source is not None:
-            # The last chunk of this fingerprint is not full; in the other, more records are in it.
-            rest = leaves(source, self.chunk_records, same, both)
-            if rest.marks != _chunks(self)[-1]:
-                return f"the first {same} records are the same" if same else ""
-            same = both
-        if same < both:
-            return f"the first {same} records are the same" if same else ""
-        more = abs(self.num_records - other.num_records)
-        end = "appended" if other.num_records > self.num_records else "removed from the end"
-        verb = "was" if more == 1 else "were"
-        return f"the first {same} records are the same, and {more} {verb} {end}"
-
-    def _where(
-        self,
-        chunks: list[int] | None,
-        marks: list[str] | None,
-        other: "Fingerprint",
-        source: _Readable | None,
-    ) -> str:
+    def _in_words(self, other: "Fingerprint", source: _Readable | None) -> str:
         """Which records differ, as far as the marks tell."""
-        if not chunks or marks is None:
+        marks = self._marks_of(other, source)
+        if marks is None:
             return ""
-        several = sum(self.columns.get(name) != c for name, c in other.columns.items()) > 1
-        in_field = " in some field" if several else ""
-        if self.chunk_records > 1:
-            return self._where_chunks(chunks, other) + in_field
-        total = min(self.num_records, other.num_records)
-        verb = "differs" if len(chunks) == 1 else "differ"
-        text = f"{len(chunks)} of {total} records {verb}: {_named(chunks, _lookup(other, source))}"
-        if len(marks) != other.num_records:
-            return text + in_field
-        changes = told_apart(_chunks(self), marks)
-        kinds = {kind for kind, rows in changes.items() if rows}
-        if kinds <= {"edited"}:
-            return text + in_field
-        if kinds == {"moved"}:
-            return text + "; they are the same records in another order"
-        if self.columns["id"] != other.columns["id"]:
-            # Only the old ID could tell whether it is still the same record.
-            changes["edited or replaced"] = changes.pop("edited")
-        return "; ".join(
-            f"{len(rows)} {kind}: {_named(rows, None if kind == 'removed' else _lookup(other, source))}"
-            for kind, rows in sorted(changes.items())
-            if rows
-        )
 
-    def _where_chunks(self, chunks: list[int], other: "Fingerprint") -> str:
-        total = min(self.num_records, other.num_records)
-        spans = ", ".join(
-            f"{i * self.chunk_records}-{min((i + 1) * self.chunk_records, total) - 1}"
-            for i in chunks[:4]
-        )
-        more = f" and {len(chunks) - 4} more" if len(chunks) > 4 else ""
-        count = -(-self.num_records // self.chunk_records)
-        return f"in {len(chunks)} of {count} chunks: rows {spans}{more}"
+        def mark_of(start: int, stop: int) -> str | None:
+            if source is None or start % self.chunk_records:
+                return None
+            return leaves(source, self.chunk_records, start, stop).marks
+
+        before = Marked(_chunks(self), self.chunk_records, self.num_records)
+        after = Marked(marks, self.chunk_records, other.num_records)
+        # Only the old ID could show whether an edited record is still the same one.
+        edited = "edited" if self.columns["id"] == other.columns["id"] else "edited or replaced"
+        return changes_in_words(before, after, _RecordNames(other, source, edited), mark_of)
+
+
+@dataclasses.dataclass(frozen=True)
+class _RecordNames:
+    """Records by ID if these are known, else by row."""
+
+    of: Fingerprint
+    source: _Readable | None
+    edited: str
+    thing: str = "record"
+    chunks: str = "chunks"
+    before_span: str = "rows "
+
+    def some(self, places: Sequence[int], *, now: bool) -> str:
+        ids_of = _lookup(self.of, self.source) if now else None
+        if ids_of is not None:
+            ids = ids_of(np.array(places[:_NAMED], np.int64)).tolist()
+            return "id " + ", ".join(map(str, ids)) + (", ..." if len(places) > _NAMED else "")
+        breaks = [i for i in range(1, len(places)) if places[i] != places[i - 1] + 1]
+        spans = [
+            str(places[low]) if high == low + 1 else f"{places[low]}-{places[high - 1]}"
+            for low, high in itertools.pairwise([0, *breaks, len(places)])
+        ]
+        rows = "row " if len(places) == 1 else "rows "
+        return rows + ", ".join(spans[:_NAMED]) + (", ..." if len(spans) > _NAMED else "")
+
+    def span(self, first: int, last: int, *, now: bool) -> str:
+        del now
+        return str(first) if first == last else f"{first}-{last}"
 
 
 def _lookup(of: Fingerprint, source: _Readable | None) -> _IdsOf | None:
@@ -454,14 +429,6 @@ def _lookup(of: Fingerprint, source: _Readable | None) -> _IdsOf | None:
     if source is not None:
         return source.ids
     return None if of.ids is None else of.ids.take
-
-
-def _named(rows: list[int], ids_of: _IdsOf | None) -> str:
-    """The first few of some records, by ID where that is told."""
-    few = rows[:_NAMED]
-    names = few if ids_of is None else ids_of(np.array(few, np.int64)).tolist()
-    listed = ", ".join(map(str, names)) + (", ..." if len(rows) > len(few) else "")
-    return ("row " if ids_of is None else "id ") + listed
 
 
 def dataset_digest(*arrays: npt.ArrayLike) -> str:

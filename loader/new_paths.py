@@ -1,4 +1,4 @@
-"""Files and folders that are there when they are complete, and take the place of nothing."""
+"""Write files and folders atomically: complete under their own name, or not there at all."""
 
 import contextlib
 import errno
@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from typing import Final
 
-#: With these a file system says that it has no second names for a file.
+#: Errors of file systems without hard links.
 _NO_LINKS: Final = frozenset(
     {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.EACCES}
 )
@@ -16,20 +16,19 @@ _NO_LINKS: Final = frozenset(
 
 @contextlib.contextmanager
 def new_folder(target: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A folder to write to, which has its own name once all went well, and is gone if not.
+    """Yield a folder to write to; rename it to ``target`` at the end, or remove it after an exception.
 
     Raises:
-      FileExistsError: there is something of that name, or was made meanwhile.
+      FileExistsError: ``target`` exists, at the start or at the end.
     """
     _check_is_free(target, "folder")
     partial = _partial(target)
-    shutil.rmtree(partial, ignore_errors=True)  # of a killed process that had this number
+    shutil.rmtree(partial, ignore_errors=True)  # left by a killed process with the same number
     partial.mkdir(parents=True)
     try:
         yield partial
         sync(partial)
-        # A rename takes the place of an empty folder, and of nothing else: one that is made between this
-        # check and the rename holds nothing that could be lost.
+        # A rename replaces an empty folder and nothing else, so a folder made after this check loses nothing.
         _check_is_free(target, "folder")
         try:
             partial.rename(target)
@@ -43,10 +42,10 @@ def new_folder(target: pathlib.Path) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def new_file(target: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Where a file is to be written, which has its own name once all went well, and is gone if not.
+    """Yield a path to write a file to; rename it to ``target`` at the end, or remove it after an exception.
 
     Raises:
-      FileExistsError: there is something of that name, or was made meanwhile.
+      FileExistsError: ``target`` exists, at the start or at the end.
     """
     _check_is_free(target, "file")
     partial = _partial(target)
@@ -54,7 +53,7 @@ def new_file(target: pathlib.Path) -> Iterator[pathlib.Path]:
         yield partial
         sync(partial)
         try:
-            os.link(partial, target)  # unlike a rename, it replaces nothing
+            os.link(partial, target)  # unlike a rename, a link replaces nothing
         except OSError as error:
             _check_is_free(target, "file")
             if error.errno not in _NO_LINKS:
@@ -65,8 +64,25 @@ def new_file(target: pathlib.Path) -> Iterator[pathlib.Path]:
         partial.unlink(missing_ok=True)
 
 
+def write_whole(path: pathlib.Path, data: bytes) -> None:
+    """Write a file under another name, then rename it to ``path``, replacing what is there.
+
+    Raises:
+      OSError: the file cannot be written; the error names ``path``, whose content is unchanged.
+    """
+    partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
+    try:
+        partial.write_bytes(data)
+        sync(partial)
+        partial.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def sync(path: pathlib.Path) -> None:
-    """Has the system write a file, or a folder's list of names, to the disk."""
+    """Flush a file's content, or a folder's list of names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

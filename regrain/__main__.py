@@ -1,41 +1,37 @@
-"""Starts the command `regrain`; also as `python -m regrain`, and for the entries in scripts/."""
+"""Start the command `regrain`, also as `python -m regrain`."""
 
 import io
 import signal
 import sys
 
 WRONG_USE, INTERRUPTED = 2, 130
-#: What every command needs, and a library by itself does not.
+#: Packages that every command needs, and the library does not.
 _NEEDED = ("typer", "rich")
 
 
-def main(*first: str) -> None:
-    """Runs the command that the arguments of the program name, and ends it with the command's exit code.
-
-    Args:
-      first: arguments that come before those of the program.
-    """
+def main() -> None:
+    """Run the command named by the program's arguments, and exit with its code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # That a terminal has no such character is no reason to say nothing.
+            # A terminal that lacks a character gets its escape.
             stream.reconfigure(errors="backslashreplace")
     try:
-        from regrain.commands import app  # noqa: PLC0415 (so that an error can say what is missing)
+        from regrain.cli.app import app  # noqa: PLC0415 (so that an error can name what is missing)
 
-        app(args=[*first, *sys.argv[1:]], prog_name="regrain")
+        app(prog_name="regrain")
     except ModuleNotFoundError as error:
         if str(error.name).partition(".")[0] not in _NEEDED:
             raise
-        print(  # noqa: T201 (what prints better is what is missing)
+        print(  # noqa: T201 (rich may be what is missing)
             f"regrain: {error.name} is not installed, and the command line needs it: "
-            "pip install '.[cli]' in a checkout of regrain",
+            "pip install 'regrain[cli]'",
             file=sys.stderr,
         )
         sys.exit(WRONG_USE)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     finally:
-        # What is done is done: Ctrl-C while the interpreter goes would only print where it was.
+        # Ctrl-C while the interpreter exits would only print a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

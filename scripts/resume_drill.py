@@ -27,26 +27,18 @@ import typer
 import checkpointing
 import loader
 from checkpointing import DrillReport
-from regrain.commands import (
+from regrain.cli.console import console, print_json
+from regrain.cli.drill import (
     ABOUT,
-    DrillOut,
-    Json,
-    Kills,
-    Patience,
-    Processes,
-    Seed,
-    Within,
-)
-from regrain.jobs.drill import (
     Settings,
-    check,
     counts_of,
     drilled,
     exit_code,
     fail,
     without_result,
 )
-from regrain.terminal import console, print_json
+from regrain.cli.drill_report import check
+from regrain.cli.options import DrillOut, Json, Kills, Patience, Processes, Seed, Within
 from scripts.training.formats import FORMATS
 
 ROOT: Final = pathlib.Path(__file__).resolve().parent.parent
@@ -65,7 +57,7 @@ JOINING: Final = (
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
-@app.command(epilog=ABOUT["drill"].epilog())
+@app.command(epilog=ABOUT.epilog())
 def main(
     command: Annotated[
         list[str] | None,
@@ -173,7 +165,7 @@ def show_formats(
     states = {name: report.final_states["reference"] for name, report in reports.items()}
     first, *others = reports
     if not quiet:
-        console.rule("all formats", align="left", style="dim")
+        console.rule("all formats")
     alike = True
     for what, found in (("IDs and masks of all steps", streams), ("final train state", states)):
         different = [name for name in others if found[name] != found[first]]

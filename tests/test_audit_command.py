@@ -17,12 +17,10 @@ import typer
 
 import checkpointing
 import loader
-from regrain import terminal
-from regrain.jobs import audit as job
-from regrain.jobs import audit_page
+from regrain.cli import audit_page, console
+from regrain.cli import audit_report as job
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-SCRIPT: Final = ROOT / "scripts" / "audit.py"
 LESSON: Final = ROOT / "configs" / "lesson.toml"
 DIGITS: Final = ROOT / "configs" / "digits.toml"
 PIPELINE: Final = '[pipeline]\nbatch_size = 64\nseed = 3\nfinal_batch = "drop"\nnum_epochs = 5\n'
@@ -31,7 +29,7 @@ PIPELINE: Final = '[pipeline]\nbatch_size = 64\nseed = 3\nfinal_batch = "drop"\n
 def run(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"COLUMNS": "160"}
     return subprocess.run(
-        [sys.executable, str(SCRIPT), *map(str, arguments)],
+        [sys.executable, "-m", "regrain", "audit", *map(str, arguments)],
         cwd=cwd,
         env=environment,
         capture_output=True,
@@ -42,7 +40,7 @@ def run(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess
 
 def run_here(capsys: pytest.CaptureFixture[str], **arguments: Any) -> tuple[int, str, str]:
     """Runs the script in this process, which saves the time to import its libraries."""
-    with pytest.raises(typer.Exit) as ended, terminal.running("audit"):
+    with pytest.raises(typer.Exit) as ended, console.running("audit"):
         raise typer.Exit(job.run(**arguments))
     printed = capsys.readouterr()
     return ended.value.exit_code, printed.out, printed.err

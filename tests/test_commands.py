@@ -14,8 +14,8 @@ import typer
 from typer.testing import CliRunner
 
 from regrain import __main__ as program
-from regrain.commands import ABOUT, app
-from regrain.jobs import provenance as job
+from regrain.cli import provenance as job
+from regrain.cli.app import ABOUT, app
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 #: What takes time to import, or is not needed to tell what there is.
@@ -80,7 +80,7 @@ def imported(*arguments: str, **environment: str) -> tuple[str, set[str]]:
 def test_help_comes_without_what_the_work_needs() -> None:
     printed, heavy = imported("--help")
     assert heavy == set()
-    assert "Shows what a run's directory holds, and whether it is intact." in printed
+    assert "Kill a training script, resume it, and compare." in printed
     assert "..." not in printed.partition("Commands:")[2]
 
 
@@ -157,7 +157,7 @@ def test_ctrl_c_ends_with_130_and_no_traceback(monkeypatch: pytest.MonkeyPatch) 
     done = CliRunner().invoke(app, ["provenance", "runs/x"])
     assert done.exit_code == 130
     assert "Traceback" not in done.output
-    monkeypatch.setattr("regrain.commands.app", interrupted)
+    monkeypatch.setattr("regrain.cli.app.app", interrupted)
     with pytest.raises(SystemExit) as ended:
         program.main()
     assert ended.value.code == 130
@@ -175,5 +175,5 @@ def test_without_what_prints_it_says_what_to_install(missing: str) -> None:
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"regrain: {missing}")
-    assert "pip install '.[cli]'" in done.stderr
+    assert "pip install 'regrain[cli]'" in done.stderr
     assert len(done.stderr.splitlines()) == 1

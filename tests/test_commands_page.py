@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import checkpointing
 from loader import ArraySource, Pipeline, PipelineConfig
-from regrain.commands import ABOUT, app
+from regrain.cli.app import ABOUT, app
 
 PAGE: Final = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
 SECTIONS: Final[dict[str, str]] = dict(

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 import loader
-from regrain.commands import app
-from regrain.jobs import convert as job
-from regrain.jobs import convert_formats
+from regrain.cli import conversion as job
+from regrain.cli import convert_formats
+from regrain.cli.app import app
 from scripts import train
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -173,7 +173,7 @@ def test_what_reads_as_something_else_is_told(monkeypatch: pytest.MonkeyPatch) -
         (["none.npz", "--out", "b"], "none.npz"),
         (["a.npz", "--out", "there"], "there is there already"),
         (["a.npz", "--out", "there/none/b"], "not a directory"),
-        (["there", "--out", "b"], "no .npz file"),
+        (["there", "--out", "b"], "cannot be read as a .npz file"),
         (["empty", "--out", "b"], "empty holds no"),
         (["a.npz", "--out", "b", "--to", "csv"], "csv"),
         (["a.npz", "--out", "b.npz"], "b.npz ends in .npz, which is no format that is written"),
@@ -191,7 +191,49 @@ def test_what_cannot_be_done_is_told_and_leaves_nothing(arguments: list[str], me
 
 def test_it_runs_as_a_program(here: Path) -> None:
     np.savez("a.npz", x=X)
-    command = [sys.executable, str(ROOT / "scripts" / "convert.py"), "a.npz", "--out", "b"]
+    command = [sys.executable, "-m", "regrain", "convert", "a.npz", "--out", "b"]
     done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("b: 10 records")
     assert done.stderr == ""
+
+
+def words_in_parquet() -> None:
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table({"word": ["a", "bcd"], "x": [1, 2], "other": [[], [2]]})
+    pytest.importorskip("pyarrow.parquet").write_table(table, "words.parquet")
+
+
+def test_advice_names_the_options_of_the_command() -> None:
+    words_in_parquet()
+    said = " ".join(call("words.parquet", "--columns", "word,x", "--out", "a", code=2).split())
+    assert "--fields word=U32" in said
+    assert "fields={" not in said
+    said = " ".join(call("words.parquet", "--columns", "other", "--out", "a", code=2).split())
+    assert "--fields other=DTYPE[SHAPE]" in said
+    narrow = ("--columns", "word,x", "--fields", "word=U2")
+    said = " ".join(call("words.parquet", *narrow, "--out", "a", code=2).split())
+    assert "--fields word=U3" in said
+    assert not Path("a").exists()
+    call("words.parquet", "--columns", "word,x", "--fields", "word=U3", "--out", "a")
+    made = loader.NpySource("a")
+    assert made.read(np.arange(2))["word"].tolist() == ["a", "bcd"]
+    assert set(made.fields) == {"word", "x"}
+
+
+@pytest.mark.parametrize("text", ["word", "=U3", "word=", "word=nothing", "word=U3[a]"])
+def test_a_field_that_is_no_name_and_dtype_is_refused(text: str) -> None:
+    words_in_parquet()
+    said = call("words.parquet", "--fields", text, "--out", "a", code=2)
+    assert "--fields takes NAME=DTYPE" in said
+
+
+def test_settings_of_columns_are_refused_where_nothing_uses_them() -> None:
+    np.savez("a.npz", x=X)
+    assert "are for Parquet" in call("a.npz", "--columns", "x", "--out", "b", code=2)
+    assert "are for DATA" in call("--digits", "--columns", "x", "--out", "b", code=2)
+    assert not Path("b").exists()
+
+
+def test_a_field_has_a_dtype_and_a_shape() -> None:
+    fields = job.Reading.of(None, ["a=b=uint8[28,28]", "c=U3"]).fields
+    assert fields == {"a=b": ("uint8", (28, 28)), "c": ("U3", ())}

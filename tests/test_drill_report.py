@@ -10,7 +10,7 @@ from checkpointing import DrillReport
 from checkpointing.comparison import FinalState, LeafDifference, RunDifference
 from checkpointing.drill_report import Attempt, Kill
 from checkpointing.programs import Cause, Ending
-from regrain.jobs.drill import table_of_differences
+from regrain.cli.drill_report import table_of_differences
 
 
 def attempt(number: int, replayed: int, *causes: Cause) -> Attempt:

@@ -27,7 +27,8 @@ from checkpointing.program import Program
 from checkpointing.programs import Programs, reserved_address
 from checkpointing.step_log import STEP_LOG_VARIABLE, process_log
 from loader import ArraySource, Pipeline, PipelineConfig
-from regrain.jobs import drill as drill_job
+from regrain.cli import drill as drill_job
+from regrain.cli import drill_report
 from scripts import resume_drill
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -228,7 +229,7 @@ def test_a_process_that_hangs_is_no_success(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = drill(made, tmp_path)
-    drill_job.show(report, tmp_path)
+    drill_report.show(report, tmp_path)
     assert "1 HUNG for 0 s and were killed" in " ".join(capsys.readouterr().out.split())
 
 

@@ -59,14 +59,14 @@ DIFFERENCES: dict[str, tuple[Callable[[Path], Any], dict[str, str]]] = {
         added,
         {
             "num_records": "",
-            "files": "the first 12 files are the same, and 3 were added at the end: "
+            "files": "the first 12 files are the same, and 3 were appended: "
             "train/0012.bin, train/0013.bin, val.bin",
             "id": "",
         },
     ),
     "edited": (
         lambda root: write(root, "train/0007.bin", bytes(8)),
-        {"files": "file train/0007.bin differs"},
+        {"files": "1 of 12 files differs: train/0007.bin"},
     ),
     "removed": (
         lambda root: (root / "train/0007.bin").unlink(),
@@ -74,7 +74,7 @@ DIFFERENCES: dict[str, tuple[Callable[[Path], Any], dict[str, str]]] = {
     ),
     "renamed": (
         lambda root: (root / "train/0011.bin").rename(root / "train/0012.bin"),
-        {"files": "file train/0012.bin differs", "id": ""},
+        {"files": "1 of 12 files differs: train/0012.bin", "id": ""},
     ),
     "touched": (lambda root: os.utime(root / "train/0003.bin", (1, 1)), {}),
     "moved": (lambda root: root.rename(root.with_name("moved")).rename(root), {}),
@@ -165,8 +165,8 @@ def test_a_run_is_resumed_where_the_data_has_moved(root: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("added", "the first 12 files are the same, and 3 were added at the end: train/0012.bin"),
-        ("edited", "file train/0007.bin differs"),
+        ("added", "the first 12 files are the same, and 3 were appended: train/0012.bin"),
+        ("edited", "1 of 12 files differs: train/0007.bin"),
     ],
 )
 def test_a_resume_tells_added_files_from_edited_ones(
@@ -195,7 +195,9 @@ def test_a_resume_reads_all_data_where_it_is_told_to(
     ) as checkpoints:
         state = {"w": jnp.zeros(3)}
         assert checkpoints.resume(state).position.step == 2
-        with pytest.raises(checkpointing.CheckpointMismatchError, match=r"train/0007\.bin differs"):
+        with pytest.raises(
+            checkpointing.CheckpointMismatchError, match=r"1 of 12 files differs: train/0007\.bin"
+        ):
             checkpoints.resume(state, verify_data="full")
         with pytest.raises(checkpointing.CheckpointMismatchError):
             checkpoints.resume(state)  # what was read is in the cache now

@@ -29,17 +29,17 @@ FEW = entries_of(12)
 @pytest.mark.parametrize(
     ("after", "told"),
     [
-        (entries_of(13), "the first 12 files are the same, and 1 was added at the end: f0012"),
+        (entries_of(13), "the first 12 files are the same, and 1 was appended: f0012"),
         (
             entries_of(14),
-            "the first 12 files are the same, and 2 were added at the end: f0012, f0013",
+            "the first 12 files are the same, and 2 were appended: f0012, f0013",
         ),
-        (entries_of(12, f0007="1"), "file f0007 differs"),
+        (entries_of(12, f0007="1"), "1 of 12 files differs: f0007"),
         (entries_of(12, f0007="1", f0002="1"), "2 of 12 files differ: f0002, f0007"),
-        (entries_of(13, f0007="1"), "1 edited: f0007; 1 added at the end: f0012"),
+        (entries_of(13, f0007="1"), "1 edited: f0007; 1 appended: f0012"),
         (FEW[:3] + FEW[4:], "1 removed: number 3"),
-        (FEW[::-1], "they are the same files in another order"),
-        ([*FEW[:3], FileEntry("new", 1, 1, "2"), *FEW[3:]], "1 added in between: new"),
+        (FEW[::-1], "the same files in another order"),
+        ([*FEW[:3], FileEntry("new", 1, 1, "2"), *FEW[3:]], "1 inserted: new"),
         (FEW, ""),
     ],
 )
@@ -52,7 +52,7 @@ def test_files_added_edited_removed_and_moved_are_told_apart(
 
 def test_files_without_names_are_numbered() -> None:
     then, now = FileMarks.of(FEW, {}), FileMarks.of(entries_of(12, f0007="1"), {})
-    assert then.compared(now) == "file number 7 differs"
+    assert then.compared(now) == "1 of 12 files differs: number 7"
 
 
 @pytest.mark.parametrize(
@@ -61,20 +61,20 @@ def test_files_without_names_are_numbered() -> None:
         (
             2048,
             2050,
-            "the first 2048 files are the same, and 2 were added at the end",
-            "the first 2048 files are the same, and 2 were added at the end: f2048, f2049",
+            "the first 2048 files are the same, and 2 were appended: f2048, f2049",
+            "the first 2048 files are the same, and 2 were appended: f2048, f2049",
         ),
         (
             5001,
             5003,
-            "the first 5000 files are the same",
-            "the first 5001 files are the same, and 2 were added at the end: f5001, f5002",
+            "the first 5000 files are the same; after them 1 became 3",
+            "the first 5001 files are the same, and 2 were appended: f5001, f5002",
         ),
         (
             5004,
             5000,
-            "the first 5000 files are the same, and 4 were removed from the end",
-            "the first 5000 files are the same, and 4 were removed from the end",
+            "the first 5000 files are the same, and 4 were removed from the end: number 5000, number 5001, number 5002, number 5003",
+            "the first 5000 files are the same, and 4 were removed from the end: number 5000, number 5001, number 5002, number 5003",
         ),
     ],
 )
@@ -100,7 +100,7 @@ def test_nothing_is_said_to_be_added_where_something_was_edited(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(file_marks, "MAX_MARKS", 10 * 2**power)
         told = compared(entries_of(before), after, marked=True)
-        assert ("added at the end" in told and "edited" not in told) == (
+        assert ("are the same, and" in told or "file is the same, and" in told) == (
             edited >= before and more > 0
         )
         assert (told == "") == (edited >= before and more == 0)

@@ -152,7 +152,7 @@ def test_files_that_differ_are_named_by_the_fingerprint_alone(
     before = ByteSource(tmp_path).fingerprint()
     (tmp_path / "b.bin").write_bytes(b"abd")
     after = ByteSource(tmp_path).fingerprint()
-    assert [one.note for one in before.diff(after)] == ["file b.bin differs"]
+    assert [one.note for one in before.diff(after)] == ["1 of 2 files differs: b.bin"]
     stored = loader.Fingerprint.from_dict(after.to_dict())
     assert stored == after
-    assert [one.note for one in before.diff(stored)] == ["file number 1 differs"]
+    assert [one.note for one in before.diff(stored)] == ["1 of 2 files differs: number 1"]

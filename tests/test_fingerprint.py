@@ -9,7 +9,7 @@ import pathlib
 import random
 import threading
 import tracemalloc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import ml_dtypes
@@ -718,19 +718,24 @@ def test_another_number_of_records_is_named_and_the_common_ones_are_compared(
     found = differences(ArraySource({"x": x[:before]}), ArraySource({"x": changed[:after]}))
     assert found["dataset.num_records"][:2] == (str(before), str(after))
     assert set(found) == {"dataset.num_records", "dataset.id", "dataset.x"}
-    note = found["dataset.x"][2]
+    note = found["dataset.num_records"][2]
     assert "id 8" in note or "8-11" in note
+    assert found["dataset.x"][2] == ""
 
 
 @pytest.mark.parametrize(
     ("before", "after", "note"),
     [
-        (11, 13, "the first 11 records are the same, and 2 were appended"),
-        (13, 11, "the first 11 records are the same, and 2 were removed from the end"),
-        (5000, 5003, "the first 5000 records are the same, and 3 were appended"),
-        (5001, 5003, "the first 5001 records are the same, and 2 were appended"),
-        (5003, 5001, "the first 5000 records are the same"),
-        (2048, 2049, "the first 2048 records are the same, and 1 was appended"),
+        (11, 13, "the first 11 records are the same, and 2 were appended: id 11, 12"),
+        (13, 11, "the first 11 records are the same, and 2 were removed from the end: rows 11-12"),
+        (
+            5000,
+            5003,
+            "the first 5000 records are the same, and 3 were appended: id 5000, 5001, 5002",
+        ),
+        (5001, 5003, "the first 5001 records are the same, and 2 were appended: id 5001, 5002"),
+        (5003, 5001, "the first 5000 records are the same; after them 3 became 1"),
+        (2048, 2049, "the first 2048 records are the same, and 1 was appended: id 2048"),
     ],
 )
 def test_records_added_at_the_end_or_gone_from_it_are_told_from_edited_ones(
@@ -742,7 +747,10 @@ def test_records_added_at_the_end_or_gone_from_it_are_told_from_edited_ones(
     edited = x.copy()
     edited[3] = -1
     found = differences(ArraySource({"x": x[:before]}), ArraySource({"x": edited[:after]}))
-    assert found["dataset.num_records"][2] == ""
+    edit = found["dataset.num_records"][2]
+    assert "id 3" in edit or "rows 0-3" in edit or "rows 2-3" in edit
+    assert "the first 1" not in edit
+    assert any(word in edit for word in ("appended", "removed", "more in", "fewer in"))
 
 
 def picked(rows: list[int], edited: tuple[int, ...] = (), total: int = 12) -> ArraySource:
@@ -758,19 +766,19 @@ WHOLE: Final = list(range(8))
 @pytest.mark.parametrize(
     ("after", "note"),
     [
-        (picked([0, 1, 2, 5, 6, 7]), "2 removed: row 3, 4"),
+        (picked([0, 1, 2, 5, 6, 7]), "2 removed: rows 3-4"),
         (picked([0, 1, 2, 9, 3, 4, 5, 6, 7]), "1 inserted: id 109"),
         (picked([9, *WHOLE]), "1 inserted: id 109"),
         (picked(WHOLE[1:]), "1 removed: row 0"),
-        (picked([*WHOLE, 8, 9], (3,)), "2 appended: id 108, 109; 1 edited or replaced: id 103"),
-        (picked(WHOLE[:6], (3,)), "1 edited or replaced: id 103; 2 removed: row 6, 7"),
-        (picked([0, 2, 3, 1, 4, 5, 6, 7]), "3 of 8 records differ: id 102, 103, 101; {same}"),
-        (picked([7, 1, 2, 3, 4, 5, 6, 0]), "2 of 8 records differ: id 107, 100; {same}"),
+        (picked([*WHOLE, 8, 9], (3,)), "1 edited or replaced: id 103; 2 appended: id 108, 109"),
+        (picked(WHOLE[:6], (3,)), "1 edited or replaced: id 103; 2 removed: rows 6-7"),
+        (picked([0, 2, 3, 1, 4, 5, 6, 7]), "{same}"),
+        (picked([7, 1, 2, 3, 4, 5, 6, 0]), "{same}"),
         (
             picked([7, 1, 2, 3, 4, 5, 6, 0], (4,)),
             "1 edited or replaced: id 104; 2 moved: id 107, 100",
         ),
-        (picked([1, 2, 3, 4, 5, 6, 7, 0, 8]), "1 appended: id 108; 1 moved: id 100"),
+        (picked([1, 2, 3, 4, 5, 6, 7, 0, 8]), "1 moved: id 100; 1 appended: id 108"),
         (picked([0, 1, 9, 3, 4, 5, 6, 7]), "1 of 8 records differs: id 109 in some field"),
         (picked(WHOLE, (3, 4)), "2 of 8 records differ: id 103, 104"),
     ],
@@ -779,9 +787,48 @@ def test_edited_moved_removed_inserted_and_appended_records_are_told_apart(
     after: ArraySource, note: str
 ) -> None:
     found = differences(picked(WHOLE), after)
-    note = note.format(same="they are the same records in another order")
-    assert {found[name][2] for name in found if name != "dataset.num_records"} == {note}
-    assert found.get("dataset.num_records", ("", "", ""))[2] == ""
+    note = note.format(same="the same records in another order")
+    if "dataset.num_records" in found:
+        assert found.pop("dataset.num_records")[2] == note
+        note = ""
+    assert {found[name][2] for name in found} == {note}
+
+
+@pytest.mark.parametrize(
+    ("edited", "left_out", "note"),
+    [
+        ([7], range(4990, 5000), "in 1 of 1250 chunks: rows 4-7; 10 fewer in rows 4988-4999"),
+        ([7], range(4992, 5000), "in 1 of 1250 chunks: rows 4-7; 8 removed: rows 4992-4999"),
+        ([7], range(800, 1000), "in 1 of 1250 chunks: rows 4-7; 200 removed: rows 800-999"),
+        (
+            [4003],
+            [*range(400, 408), *range(800, 1000)],
+            "in 1 of 1250 chunks: rows 3792-3795; 208 removed: rows 400-407, 800-999",
+        ),
+        ([], range(500, 510), "the first 500 records are the same; after them 4500 became 4490"),
+        ([7], range(500, 510), "in 1 of 1250 chunks: rows 4-7; 10 fewer in rows 500-4999"),
+    ],
+)
+@pytest.mark.parametrize("with_source", [True, False])
+def test_an_edit_and_removed_stretches_are_both_named_where_a_mark_is_of_several(
+    edited: list[int], left_out: Iterable[int], note: str, with_source: bool
+) -> None:
+    rows = np.setdiff1d(np.arange(5000), list(left_out))
+    y = np.arange(5000) % 10
+    before = ArraySource({"x": np.arange(5000), "y": y}, np.arange(5000))
+    y = np.where(np.isin(np.arange(5000), edited), 99, y)
+    after = ArraySource({"x": rows, "y": y[rows]}, rows)
+    found = differences(before, after, with_source=with_source)
+    assert found["dataset.num_records"][2] == note
+
+
+def test_inserted_stretches_are_named_where_a_mark_is_of_several() -> None:
+    ids = np.arange(5000)
+    more = np.insert(ids, 400, np.arange(6000, 6008))
+    more = np.append(more, [7000, 7001, 7002])
+    found = differences(ArraySource({"x": ids}, ids), ArraySource({"x": more}, more))
+    note = "8 inserted: rows 400-407; 3 appended: rows 5008-5010"
+    assert found["dataset.num_records"][2] == note
 
 
 def test_records_are_not_blamed_for_a_field_that_came_or_went() -> None:
@@ -792,7 +839,7 @@ def test_records_are_not_blamed_for_a_field_that_came_or_went() -> None:
 
 def test_without_a_source_rows_are_told_apart() -> None:
     found = differences(picked(WHOLE), picked([9, *WHOLE[:4], *WHOLE[5:]]), with_source=False)
-    assert found["dataset.x"][2] == "1 inserted: id 109; 1 removed: row 4"
+    assert found["dataset.x"][2] == "1 removed: row 4; 1 inserted: id 109"
 
 
 def test_a_source_that_grew_vastly_is_compared_as_far_as_the_old_one_went() -> None:
@@ -811,7 +858,7 @@ def test_a_source_that_grew_vastly_is_compared_as_far_as_the_old_one_went() -> N
     now = Fingerprint(10**12, columns, 1 << 29, "0" * 12)
     (first, *_) = before.diff(now, grown)
     more = 10**12 - 100
-    assert first.note == f"the first 100 records are the same, and {more} were appended"
+    assert first.note.startswith(f"the first 100 records are the same, and {more} were appended: ")
     assert max(read) == 99
 
 

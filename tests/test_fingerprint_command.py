@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 import loader
-from regrain.commands import app
-from regrain.jobs import fingerprint as job
+from regrain.cli import fingerprint as job
+from regrain.cli.app import app
 from scripts import train
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -129,7 +129,7 @@ def test_records_in_files_are_known_by_the_files(here: Path) -> None:
     np.save("data/y.npy", X + 1)
     (line,) = call("compare", "a.json", "--source", "npy_of_mine:npy", code=1).splitlines()[1:]
     assert line.split()[0] == "dataset.files"
-    assert line.endswith("(file y.npy differs)")
+    assert line.endswith("(1 of 2 files differs: y.npy)")
 
 
 SOURCE: Final = """
@@ -155,14 +155,14 @@ value = 3
         ([], "name one source"),
         (["a.npz", "--digits"], "name one source"),
         (["gone.npz"], "gone.npz: No such file"),
-        (["empty"], "empty holds no .npy file"),
-        (["ids"], "ids holds no array of a field"),
-        (["single.npy"], "it is no archive of named arrays"),
-        (["objects.npz"], "is no .npz file that can be read"),
+        (["empty"], "empty has no .npy file"),
+        (["ids"], "ids has no array besides the IDs"),
+        (["single.npy"], "it is not an archive of named arrays"),
+        (["objects.npz"], "cannot be read as a .npz file"),
         (["objects"], "cannot be read"),
-        (["text.npz"], "is no .npz file that can be read"),
-        (["cut.npz"], "is no .npz file that can be read"),
-        (["worn.npz"], "is no .npz file that can be read: Error"),
+        (["text.npz"], "cannot be read as a .npz file"),
+        (["cut.npz"], "cannot be read as a .npz file"),
+        (["worn.npz"], "cannot be read as a .npz file: Error"),
         (["uneven.npz"], "the lengths differ"),
         (["twice.npz"], "belongs to rows"),
         (["--source", "mine"], "takes MODULE:FUNCTION"),
@@ -212,15 +212,25 @@ def test_what_cannot_be_opened_is_refused_with_a_reason(
     assert "3 records" in call("print", "--source", "mine:good")
 
 
+def test_an_edited_label_and_removed_records_are_both_named() -> None:
+    x, y = np.arange(40), np.arange(40) % 10
+    np.savez("before.npz", x=x, label=y)
+    y[7] = 99
+    np.savez("after.npz", x=x[:30], label=y[:30])
+    call("save", "one.json", "before.npz")
+    printed = " ".join(call("compare", "one.json", "after.npz", code=1).split())
+    assert "before 40 now 30 (1 edited or replaced: id 7; 10 removed: rows 30-39)" in printed
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (None, "No such file"),
-        (b"", "is no saved fingerprint"),
-        (b"[]", "is no saved fingerprint"),
-        (b"{}", "is no saved fingerprint"),
-        (b"\xff", "is no saved fingerprint"),
-        (b"[" * 100_000, "is no saved fingerprint"),
+        (b"", "is not a saved fingerprint"),
+        (b"[]", "is not a saved fingerprint"),
+        (b"{}", "is not a saved fingerprint"),
+        (b"\xff", "is not a saved fingerprint"),
+        (b"[" * 100_000, "is not a saved fingerprint"),
         (b" " * (job.MAX_JSON_BYTES + 1), "is larger than"),
     ],
     ids=["absent", "empty", "list", "object", "no text", "deep", "large"],
@@ -242,7 +252,7 @@ def test_a_file_that_cannot_be_written_is_named_and_nothing_stays() -> None:
 
 def test_it_runs_as_a_program() -> None:
     np.savez("a.npz", x=X)
-    command = [sys.executable, str(ROOT / "scripts" / "fingerprint.py")]
+    command = [sys.executable, "-m", "regrain", "fingerprint"]
     done = subprocess.run([*command, "print", "a.npz"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(digest(x=X))

@@ -255,4 +255,4 @@ why(lambda: loader.decode_image(b""))
     imported, *errors = done.stdout.splitlines()
     assert imported == "[]"
     for line, extra in zip(errors, ("parquet", "huggingface", "images"), strict=True):
-        assert f"pip install '.[{extra}]'" in line
+        assert f"pip install 'regrain[{extra}]'" in line

@@ -17,8 +17,8 @@ import checkpointing
 from checkpointing.directory import RunDirectory
 from checkpointing.storage import TMP_SUFFIX
 from loader import ArraySource, GrainStream, Mixture, Pipeline, PipelineConfig
-from regrain.commands import app
-from regrain.jobs import inspect as job
+from regrain.cli import inspect as job
+from regrain.cli.app import app
 
 N: Final = 23
 CONFIG: Final = """
@@ -103,7 +103,7 @@ def test_a_run_is_shown_with_its_steps_changes_and_identity(run: str) -> None:
         assert f" {row}" in words  # the number, and the year in which it was written
     assert "0, 8 intact" in words
     assert "0, 18 intact" in words
-    assert "no process of this machine is seen to have it open" in words
+    assert "no process of this machine has it open for writing" in words
     assert "at step 2 (epoch 0, offset 8): batch_size 4 -> 5, as allowed" in words
     assert "data 23 records, sha256:" in words
     assert "x: int64[] sha256:" in words
@@ -133,7 +133,7 @@ def test_a_damaged_step_is_a_row_and_exit_code_1(run: str) -> None:
     assert "- damaged" in words
     assert "step 4 is damaged: the manifest has format None" in words
     assert "newest intact: step 2" in words
-    assert f"left over: 6{TMP_SUFFIX}, 0 B: of a save that is under way" in words
+    assert f"leftover: 6{TMP_SUFFIX}, 0 B: a save that is under way" in words
     answer = as_json(run, code=1)
     assert [one["health"] for one in answer["steps"]] == ["intact", "damaged"]
     assert (answer["intact"], answer["newest_intact"]) == (False, 2)
@@ -145,7 +145,7 @@ def test_where_no_step_is_intact_it_says_so(run: str) -> None:
     for step in ("2", "4"):
         (pathlib.Path(run) / step / "iterator/metadata").unlink()
     printed, _ = call(run, code=1)
-    assert "no step is intact: there is nothing to resume from" in printed
+    assert "no step is intact: nothing can be resumed" in printed
     answer = as_json(run, code=1)
     assert answer["stream"] is answer["train_state"] is answer["newest_intact"] is None
     assert "no intact step to compare with" in call(run, "--config", "run.toml", code=2)[1]
@@ -165,7 +165,7 @@ def test_a_flipped_bit_needs_a_full_look(run: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["empty"], 3, "empty holds no step: nothing was saved yet"),
+        (["empty"], 3, "empty has no checkpoint: nothing was saved yet"),
         (["run", "--step", 9], 3, "run has no step 9; the newest that it has: 2, 4"),
         (["gone"], 2, "gone: No such file or directory"),
         (["run.toml"], 2, "run.toml: Not a directory"),
@@ -173,8 +173,12 @@ def test_a_flipped_bit_needs_a_full_look(run: str) -> None:
         (["run", "--config", "bad.toml"], 2, "'batch' is not a setting"),
         (["run", "--diff", "gone"], 2, "gone: No such file or directory"),
         (["run", "--diff", "empty"], 2, "empty holds no intact step to compare with"),
-        (["run", "--diff", "run", "--config", "run.toml"], 2, "give one of them"),
-        (["run", "--allow", "batch_size"], 2, "--allow is for --stream"),
+        (
+            ["run", "--diff", "run", "--config", "run.toml"],
+            2,
+            "give one of --config, --stream and --diff",
+        ),
+        (["run", "--allow", "batch_size"], 2, "--allow needs --stream"),
         (["run", "--stream", "streams_of_mine:fails"], 2, "RuntimeError: no disk"),
         (["run", "--stream", "streams_of_mine:bad"], 2, "not a int"),
         (["run", "--stream", "streams_of_mine"], 2, "--stream takes MODULE:FUNCTION"),
@@ -216,6 +220,24 @@ def test_what_a_resume_would_refuse_is_told_before(
         assert "seed 17 18" in " ".join(printed.split())
     if told["not_compared"]:
         assert f"not compared: {', '.join(told['not_compared'])}" in printed
+
+
+def test_another_run_with_other_weights_is_not_the_same(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both runs have one config, data and tree of leaves; what they have learnt differs."""
+    monkeypatch.chdir(tmp_path)
+    pipeline = Pipeline(ArraySource({"x": np.arange(N)}), PipelineConfig(4, 17, "pad"))
+    for name, value in (("one", 1), ("two", 2)):
+        with checkpointing.Checkpoints(tmp_path / name, pipeline, 1, 9) as checkpoints:
+            batches = checkpoints.resume({"w": np.full(3, value), "b": np.zeros(1)}).batches
+            next(batches)
+            checkpoints.save(batches, {"w": np.full(3, value), "b": np.zeros(1)})
+    (found,) = as_json("one", "--diff", "two", code=1)["compared"]["differences"]
+    assert found["name"] == "train_state/w"
+    printed = call("one", "--diff", "two", code=1)[0]
+    assert "no difference" not in printed
+    assert "train_state/w" in printed
 
 
 def test_a_change_that_will_be_allowed_is_no_difference(run: str) -> None:

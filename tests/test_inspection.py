@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -354,11 +356,49 @@ def test_a_config_is_compared_without_the_data(trained: pathlib.Path) -> None:
 def test_two_runs_are_compared_by_their_newest_intact_steps(
     trained: pathlib.Path, run: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    flipped(run / "5/manifest/metadata")
     assert inspect_run(trained).diff(inspect_run(run)) == []
-    (difference,) = inspect_run(trained).diff(inspect_run(run, steps=[2]))
-    assert (difference.name, difference.checkpoint, difference.now) == ("batch_size", "5", "4")
-    del tmp_path
+    flipped(run / "5/manifest/metadata")
+    (place,) = inspect_run(trained).diff(inspect_run(run))
+    assert (place.name, "step=5" in place.checkpoint, "step=4" in place.now) == (
+        "position",
+        True,
+        True,
+    )
+    first, second = inspect_run(trained).diff(inspect_run(run, steps=[2]))
+    assert (first.name, first.checkpoint, first.now) == ("batch_size", "5", "4")
+    assert second.name == "position"
+
+
+def test_two_runs_whose_leaves_differ_are_not_the_same(tmp_path: pathlib.Path) -> None:
+    """Each leaf is compared by its values, whatever files hold it; the config is the same."""
+    state = {f"w{i}": jnp.full(50, i, jnp.float32) for i in range(6)} | {"key": jax.random.key(3)}
+    other = {**state, "w2": state["w2"].at[7].add(1), "key": jax.random.key(4)}
+    reports = []
+    for name, train_state in (("a", state), ("b", other), ("c", state)):
+        with checkpointing.Checkpoints(tmp_path / name, a_pipeline(), 1, 9) as checkpoints:
+            run = checkpoints.resume(train_state)
+            next(run.batches)
+            checkpoints.save(run.batches, run.train_state)
+        reports.append(inspect_run(tmp_path / name))
+    a, b, c = reports
+    found = a.diff(b)
+    assert [one.name for one in found] == ["train_state/key", "train_state/w2"]
+    assert all(one.checkpoint != one.now and one.note == "values" for one in found)
+    assert a.diff(c) == []
+
+
+def test_a_leaf_of_another_kind_is_named_once(tmp_path: pathlib.Path) -> None:
+    for name, leaf in (("a", np.zeros(3)), ("b", np.zeros(4))):
+        with checkpointing.Checkpoints(tmp_path / name, a_pipeline(), 1, 9) as checkpoints:
+            run = checkpoints.resume({"w": leaf, "same": 1})
+            next(run.batches)
+            checkpoints.save(run.batches, run.train_state)
+    (found,) = inspect_run(tmp_path / "a").diff(inspect_run(tmp_path / "b"))
+    assert (found.name, found.checkpoint, found.now) == (
+        "train_state/w",
+        "float64[3]",
+        "float64[4]",
+    )
 
 
 def test_parts_of_a_mixture_are_told_and_compared(tmp_path: pathlib.Path) -> None:

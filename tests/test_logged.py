@@ -13,7 +13,7 @@ import pytest
 
 import checkpointing
 import loader
-from regrain.jobs import logged
+from regrain.cli import logged
 
 SOURCE: Final = loader.ArraySource({"x": np.arange(30.0)})
 CONFIG: Final = loader.PipelineConfig(batch_size=8, seed=3, final_batch="pad", num_epochs=2)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import checkpointing
 from checkpointing import CheckpointMismatchError, Checkpoints, Manifest
 from loader import ArraySource, Mixture, Pipeline, PipelineConfig
-from regrain.commands import app
+from regrain.cli.app import app
 
 STEPS = 23
 

@@ -544,7 +544,9 @@ def test_what_is_not_installed_is_named_with_the_extra(
     else:
         monkeypatch.setitem(sys.modules, missing, None)
     for find in (opened, lambda: checkpointing.load(RUN)):
-        with pytest.raises(ModuleNotFoundError, match=rf"{missing}, .* pip install '.\[gcs\]'"):
+        with pytest.raises(
+            ModuleNotFoundError, match=rf"{missing}, .* pip install 'regrain\[gcs\]'"
+        ):
             find()
 
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-import runpy
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -13,10 +12,10 @@ import numpy as np
 import pytest
 
 import loader
-from regrain.jobs import plot_order
+from regrain.__main__ import main
+from regrain.cli import order_plot
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-SCRIPT: Final = ROOT / "scripts" / "plot_order.py"
 LESSON: Final = ROOT / "configs" / "lesson.toml"
 SVG: Final = "{http://www.w3.org/2000/svg}"
 BLUE, GREY, SAND = "#0072b2", "#555555", "#f3e6c4"
@@ -24,7 +23,7 @@ PIPELINE: Final = '[pipeline]\nbatch_size = 64\nseed = 3\nfinal_batch = "pad"\n'
 
 
 def plot(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+    command = [sys.executable, "-m", "regrain", "plot-order", *map(str, arguments)]
     # A terminal's width and colours are no part of what is tested.
     environment = os.environ | {"COLUMNS": "200", "NO_COLOR": "1"}
     return subprocess.run(
@@ -33,10 +32,10 @@ def plot(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProces
 
 
 def plot_here(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
-    """Runs the script in this process, which saves the time to import its libraries."""
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
+    """Run the command in this process, which saves the time to import its libraries."""
+    monkeypatch.setattr(sys, "argv", ["regrain", "plot-order", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
+        main()
     assert isinstance(ended.value.code, int)
     return ended.value.code
 
@@ -132,7 +131,7 @@ def test_many_records_are_a_density(
 @pytest.mark.parametrize("shuffle", loader.ORDER_VERSIONS)
 def test_the_density_counts_every_record(shuffle: str) -> None:
     config = loader.PipelineConfig(64, 3, "pad", shuffle=shuffle)  # type: ignore[arg-type]
-    counts = plot_order.density(plot_order.order_of(config, 20_000, 0), 20_000)
+    counts = order_plot.density(order_plot.order_of(config, 20_000, 0), 20_000)
     np.testing.assert_allclose(counts.sum(axis=0), len(counts))
     np.testing.assert_allclose(counts.sum(axis=1), len(counts), rtol=0.01)
     diagonal = np.trace(counts) / counts.sum()

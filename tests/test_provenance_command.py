@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 import checkpointing
 import loader
 from loader import ArraySource, Pipeline, PipelineConfig
-from regrain.commands import app
-from regrain.jobs import provenance as job
+from regrain.cli import provenance as job
+from regrain.cli.app import app
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 N: Final = 23
@@ -124,7 +124,7 @@ def test_padding_and_reasons_are_printed(tmp_path: Path) -> None:
     train(tmp_path / "b", 5, shuffle="none", final_batch="drop", skip=((1, 2),))
     printed = call(tmp_path / "b", "--id", 4, "--id", 22)
     assert printed.count("left out by skip, with its batch") == 1
-    assert printed.count("dropped: the last records filled no batch") == 1
+    assert printed.count("dropped: the last records did not fill a batch") == 1
     assert printed.count("not yet") == 2
 
 
@@ -153,11 +153,14 @@ def test_ids_that_are_no_row_numbers_are_told_by_the_source(
     monkeypatch.setattr(sys, "path", list(sys.path))
     Path("mine.py").write_text(SOURCE)
     seen = train(tmp_path / "run", 3, TEXT_IDS, exclude=["r3"])
-    assert "give the source of the records, or ask by row" in call("run", "--id", "7", code=2)
+    for unknown in ("7", "r7"):  # whether or not a record has this ID
+        message = call("run", "--id", unknown, code=2)
+        assert f"--id {unknown}: the run's IDs are not known" in message
+        assert "give --source, or use --row" in message
     printed = call("run", "--step", 1)
     assert "IDs not known" in printed
     assert "rows  " + " ".join(r[1:] for r in seen[1][0]) + "\n" in printed
-    assert "without --source nothing tells" in printed
+    assert "give --source to see whether" in printed
     printed = call("run", "--step", 1, "--id", "r7", "--source", "mine:text")
     assert "IDs   " + " ".join(seen[1][0]) + "\n" in printed
     assert "rows  " in printed
@@ -222,7 +225,7 @@ def test_the_digits_run_is_told_without_its_training_script(tmp_path: Path) -> N
         run = checkpoints.resume({"w": np.zeros(3)})
         run.batches.set_state({"epoch": 80, "offset": 128, "step": 1201})
         checkpoints.save(run.batches, run.train_state, force=True)
-    command = [sys.executable, str(ROOT / "scripts" / "provenance.py"), str(tmp_path)]
+    command = [sys.executable, "-m", "regrain", "provenance", str(tmp_path)]
     done = subprocess.run(
         [*command, "--step", "1200", "--id", "7", "--json"],
         cwd=tmp_path,

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from loader.told_apart import _LATIN, _LIKE_LATIN, in_print, told_apart
+from loader.marks import told_apart
+from loader.told_apart import _LATIN, _LIKE_LATIN, in_print
 
 
 @given(st.lists(st.integers(0, 9), unique=True), st.lists(st.integers(0, 13), unique=True))

@@ -10,9 +10,9 @@ import os
 import pathlib
 import re
 import stat
-import tempfile
 from typing import Any, Final
 
+from loader.new_paths import write_whole
 from loader.sources.digests import Cache, FileDigest, FileDigests
 from loader.sources.files import FileSet, FileState
 
@@ -80,7 +80,7 @@ def store_digests(path: pathlib.Path, digests: FileDigests) -> None:
         text = json.dumps({"version": _VERSION, "digest": _digest(body), "files": body})
         if len(text) <= _MAX_BYTES:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _write_whole(path, text.encode())
+            write_whole(path, text.encode())
     except OSError as error:
         _log.warning("digests cannot be kept in %s, so files will be read again: %s", path, error)
 
@@ -114,17 +114,3 @@ def _numbers(state: FileState) -> tuple[int, int, int, int]:
 
 def _digest(body: Any) -> str:
     return hashlib.sha256(json.dumps(body).encode()).hexdigest()
-
-
-def _write_whole(path: pathlib.Path, data: bytes) -> None:
-    """Writes a file under another name first, then in one step under its own."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".regrain-", delete=False) as file:
-        temporary = pathlib.Path(file.name)
-        try:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise

@@ -1,20 +1,32 @@
-"""Packages that one format alone needs: imported when it is used, and named where they are missing."""
+"""Optional packages: import one where it is used, and name the extra that installs it."""
 
 import importlib
-from typing import Any
+from typing import Any, Final
+
+#: The extra that installs a package, by the name of its module.
+EXTRAS: Final = {
+    "matplotlib": "cli",
+    "pyarrow": "parquet",
+    "datasets": "huggingface",
+    "PIL": "images",
+    "sklearn": "examples",
+    "gcsfs": "gcs",
+}
+
+
+def missing(module: str, extra: str) -> str:
+    """The message for a package that is not installed."""
+    package = module.partition(".")[0]
+    return f"the package {package} is not installed: pip install 'regrain[{extra}]'"
 
 
 def needed(module: str, extra: str) -> Any:
-    """Imports a module that one of the project's extras brings.
+    """Import a module of an optional package.
 
     Raises:
-      ModuleNotFoundError: it is not there; names the extra.
+      ModuleNotFoundError: the package is not installed; the message names the extra.
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"this needs the package {module.partition('.')[0]}, which is not installed: "
-            f"pip install '.[{extra}]' in a checkout of regrain",
-            name=error.name,
-        ) from error
+        raise ModuleNotFoundError(missing(module, extra), name=error.name) from error

@@ -27,7 +27,7 @@ _BLOCK_ROWS: Final = 1 << 18
 
 
 class NpySource:
-    """A `RecordSource` over a folder with one ``.npy`` file for each field, as ``scripts/convert.py`` writes it.
+    """A `RecordSource` over a folder with one ``.npy`` file for each field, as ``regrain convert`` writes it.
 
     Files are memory-mapped: opening reads no field, and a batch is one gather from each. Before it, the
     file is looked at: one that has changed is an error, not other data. A folder of ``.npy`` files

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 import loader
-from regrain.jobs import sources
+from regrain.cli import sources
 from scripts.training.formats import in_format
 from scripts.training.micro_batches import check_micro_batches, sum_in_order
 from scripts.training.processes import Layout

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 import loader
-from regrain.jobs import convert_formats
+from regrain.cli import convert_formats
 from scripts.training.prepared import FOLDER, prepared
 
 _FILES: Final = 3  # of a format that has several, so that a batch comes from more than one

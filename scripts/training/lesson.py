@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 import loader
-from regrain.jobs import sources
+from regrain.cli import sources
 from scripts.training.formats import in_format
 from scripts.training.task import Batch, State, Task, settings_of
 

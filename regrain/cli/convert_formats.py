@@ -17,7 +17,7 @@ import numpy.typing as npt
 import loader
 from loader.new_paths import new_file
 from loader.progress import Work
-from regrain.jobs.fingerprint import ID, npz_arrays
+from regrain.cli.fingerprint import ID, npz_arrays
 
 Name = Literal["npy", "array_record", "parquet"]
 
@@ -39,20 +39,24 @@ class Format:
     read: Callable[[pathlib.Path, loader.RecordSource], loader.RecordSource]
 
 
-def opened(path: pathlib.Path) -> loader.RecordSource:
+def opened(path: pathlib.Path, **reading: Any) -> loader.RecordSource:
     """The data set in a file or folder, whose format its name or content tells.
 
     Raises:
       OSError, TypeError, ValueError: it cannot be opened, or is of no known format.
     """
-    if path.is_dir() and not (path / "state.json").exists() and list(path.glob("*.npy")):
-        return loader.NpySource(path)
     if path.is_dir() and (path / "state.json").exists():
-        return _with_ids(loader.HuggingFaceSource, path)
+        return _with_ids(loader.HuggingFaceSource, path, reading)
     if _holds(path, "*.parquet*"):
-        return _with_ids(loader.ParquetSource, path)
+        return _with_ids(loader.ParquetSource, path, reading)
     if _holds(path, "*.array_record*") or _holds(path, "*.arrayrecord*"):
-        return _with_ids(loader.ArrayRecordSource, path)
+        return _with_ids(loader.ArrayRecordSource, path, reading)
+    if reading:
+        raise ValueError(
+            f"--columns and --fields are for Parquet, ArrayRecord and Hugging Face data, and {path} is none of these"
+        )
+    if path.is_dir() and list(path.glob("*.npy")):
+        return loader.NpySource(path)
     if path.is_dir():
         raise ValueError(f"{path} holds no regrain.json, no .npy, .parquet or .array_record file")
     arrays = npz_arrays(path)
@@ -81,14 +85,14 @@ def _holds(path: pathlib.Path, pattern: str) -> bool:
 
 
 def _with_ids(
-    source: Callable[..., loader.RecordSource], path: pathlib.Path
+    source: Callable[..., loader.RecordSource], path: pathlib.Path, reading: dict[str, Any]
 ) -> loader.RecordSource:
     """A source with the IDs of the column ``id``; where there is none, with its usual ones."""
     try:
-        return source(path, ids=ID)
+        return source(path, ids=ID, **reading)
     except ValueError as error:
         try:
-            return source(path)
+            return source(path, **reading)
         except ValueError:
             raise error from None
 
@@ -116,8 +120,8 @@ def _read_array_record(path: pathlib.Path, source: loader.RecordSource) -> loade
 
 
 def _write_parquet(source: loader.RecordSource, path: pathlib.Path) -> None:
-    import pyarrow as pa  # noqa: PLC0415 (of an extra)
-    import pyarrow.parquet as pq  # noqa: PLC0415
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     def column(name: str, array: npt.NDArray[Any]) -> Any:
         if array.dtype.kind == "M" and np.datetime_data(array.dtype)[0] not in ("ms", "us", "ns"):

@@ -90,7 +90,7 @@ def opened_by(
 
 def digits() -> loader.ArraySource:
     """Scikit-learn's images, uint8[1797, 8, 8], and their labels; a record's ID is its number."""
-    from sklearn.datasets import load_digits  # noqa: PLC0415 (a second, for this alone)
+    from sklearn.datasets import load_digits
 
     data = load_digits()
     fields = {"image": data.images.astype(np.uint8), "label": data.target.astype(np.int32)}

@@ -14,10 +14,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 import loader
-from regrain.jobs import audit_page, logged, plot_order
-from regrain.jobs.sources import digits, lesson, source_of
-from regrain.jobs.whole_file import write_whole
-from regrain.terminal import console, print_json, safe
+from loader.new_paths import write_whole
+from regrain.cli import audit_page, logged, order_plot
+from regrain.cli.console import console, print_json, safe
+from regrain.cli.sources import digits, lesson, source_of
 
 CLEAN, FOUND = 0, 1
 
@@ -137,7 +137,7 @@ def records_of(config: Path, source: str | None, num_records: int | None) -> Rec
         return Records(lesson(), "the lesson", lesson_alignment)
     if name == "digits":
         return Records(digits(), "the digits")
-    return Records(RowNumbers(plot_order.records_of(config)), "row numbers", ids_only=True)
+    return Records(RowNumbers(order_plot.records_of(config)), "row numbers", ids_only=True)
 
 
 def lesson_alignment(batch: dict[str, Any]) -> Any:

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import loader
-from regrain.jobs import plot_order
+from regrain.cli import order_plot
 
 BESIDE: Final = 4
 EPOCH_ROWS: Final = 20
@@ -220,7 +220,7 @@ def figures(pipeline: loader.Pipeline, report: loader.AuditReport) -> Iterator[s
         first = min(at_fault, default=some[0])
         yield "<h2>Order</h2>"
         kind = (
-            "each record is a point" if total <= plot_order.POINTS_UP_TO else "density of records"
+            "each record is a point" if total <= order_plot.POINTS_UP_TO else "density of records"
         )
         yield figure(
             order_figure(pipeline.config, total, [first], at_fault),
@@ -250,7 +250,7 @@ def marks(pipeline: loader.Pipeline, report: loader.AuditReport) -> dict[int, li
     """By epoch, the positions at which the records that are at fault, or did not come, were due."""
     found: dict[int, list[int]] = {}
     total, config = len(pipeline.source), pipeline.config
-    if config.shuffle == "permutation" and total > plot_order.PLAIN_NUMBERS_UP_TO:
+    if config.shuffle == "permutation" and total > order_plot.PLAIN_NUMBERS_UP_TO:
         return found  # each would take the whole order of an epoch
     provenance = loader.provenance(pipeline)
     for place in (place for finding in report.findings for place in finding.sample):
@@ -273,8 +273,8 @@ def order_figure(
     )
     panel: Axes
     for panel, epoch in zip(panels[0], which, strict=True):
-        if len(which) == 1 or total <= plot_order.POINTS_UP_TO:
-            plot_order.draw_epoch(panel, config, total, epoch)
+        if len(which) == 1 or total <= order_plot.POINTS_UP_TO:
+            order_plot.draw_epoch(panel, config, total, epoch)
         else:
             draw_small_density(panel, config, total, epoch)
         if places := at_fault.get(epoch):
@@ -293,7 +293,7 @@ def order_figure(
         if len(which) > 1:
             panel.set_title("", loc="right")
             panel.locator_params(axis="x", nbins=3)
-        if total <= plot_order.PLAIN_NUMBERS_UP_TO:
+        if total <= order_plot.PLAIN_NUMBERS_UP_TO:
             panel.xaxis.set_major_formatter("{x:,.0f}")
             panel.yaxis.set_major_formatter("{x:,.0f}")
     panels[0, 0].set_ylabel("row of the record")
@@ -302,14 +302,14 @@ def order_figure(
 
 def draw_small_density(panel: Axes, config: loader.PipelineConfig, total: int, epoch: int) -> None:
     """As plot_order's density, in coarser cells and without a scale, for a small panel."""
-    order = plot_order.order_of(config, total, epoch)
-    counts = plot_order.density(order, total)
+    order = order_plot.order_of(config, total, epoch)
+    counts = order_plot.density(order, total)
     block = math.ceil(len(counts) / 32)
     low = np.arange(0, len(counts), block)
     cells = np.diff(np.append(low, len(counts)))
     counts = np.add.reduceat(np.add.reduceat(counts, low, axis=0), low, axis=1)
     counts = counts / np.outer(cells, cells)
-    plot_order.show_density(panel, counts, total)
+    order_plot.show_density(panel, counts, total)
 
 
 def coverage_figure(report: loader.AuditReport, total: int) -> Figure:
@@ -318,7 +318,7 @@ def coverage_figure(report: loader.AuditReport, total: int) -> Figure:
     made, panel = plt.subplots(figsize=(9, 3.2), layout="constrained")
     base = np.zeros(len(shown))
     parts = (
-        ("came", plot_order.BLUE, [epoch.distinct for epoch in shown]),
+        ("came", order_plot.BLUE, [epoch.distinct for epoch in shown]),
         ("left out as configured", "#d9c48a", [sum(e.left_out.values()) for e in shown]),
         ("ahead", "#dddddd", [epoch.ahead for epoch in shown]),
         ("never came", RED, [epoch.omitted for epoch in shown]),
@@ -338,7 +338,7 @@ def coverage_figure(report: loader.AuditReport, total: int) -> Figure:
     panel.set_ylabel("records")
     panel.set_ylim(0, total * 1.02 + again.max(initial=0))
     panel.set_xlim(-0.6, max(len(shown), 4) - 0.4)
-    if total <= plot_order.PLAIN_NUMBERS_UP_TO:
+    if total <= order_plot.PLAIN_NUMBERS_UP_TO:
         panel.yaxis.set_major_formatter("{x:,.0f}")
     panel.spines[["top", "right"]].set_visible(False)
     if shown:

@@ -1,140 +1,21 @@
-"""Drills a training script, shows what came of it, and draws it: steps over time, kills and replays."""
+"""The drill's report: tables for the terminal, and a figure of steps over time, kills and replays."""
 
-import contextlib
-import dataclasses
-import os
 import pathlib
-import signal
-import sys
-from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-import jax
 import matplotlib as mpl
-import typer
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 import checkpointing
 from checkpointing import DrillReport
 from checkpointing.drill_report import Attempt, Kill
-from regrain.terminal import WRONG_USE, console, notes, print_json, safe
-
-SAME, DIFFERENT, INTERRUPTED = 0, 1, 130
-NO_RESULT = WRONG_USE
-
-
-def run(
-    command: Sequence[str], out: pathlib.Path, settings: "Settings", *, as_json: bool = False
-) -> int:
-    """Drills one command, and prints what came of it.
-
-    Args:
-      command: the training script, with ``{run_dir}``.
-      out: folder for what the drill leaves.
-      settings: of the drill.
-      as_json: whether to print the report as JSON.
-
-    Returns:
-      The exit code.
-    """
-    with without_result():
-        report = drilled(command, out, settings, quiet=as_json)
-    if as_json:
-        print_json(report.to_dict())
-    return exit_code([report])
-
-
-@contextlib.contextmanager
-def without_result() -> Iterator[None]:
-    """A context in which a drill that comes to no result says why, and ends the program."""
-    for ending in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, lambda number, _: sys.exit(128 + number))
-    # The training script takes the accelerator that it finds; the comparison needs none.
-    jax.config.update("jax_platforms", "cpu")
-    try:
-        yield
-    except KeyboardInterrupt:
-        notes.print("[bold]Interrupted:[/] the runs were stopped, and there is no result.")
-        raise typer.Exit(INTERRUPTED) from None
-    except (ValueError, RuntimeError, OSError) as error:
-        fail(str(error))
-    except Exception as error:  # noqa: BLE001 (an exit with 1 would say that it found a difference)
-        notes.print_exception()
-        fail(f"a fault of the drill itself: {error!r}")
-
-
-def exit_code(reports: Sequence[DrillReport], *, alike: bool = True) -> int:
-    """The exit code that reports come to; ``alike`` is whether their runs are the same as each other."""
-    if not alike or any(report.differences for report in reports):
-        return DIFFERENT
-    done = all(report.complete and not report.hung for report in reports)
-    return SAME if done else NO_RESULT
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """What `checkpointing.run_drill` takes: see there."""
-
-    kills: int
-    seed: int
-    processes: tuple[int, ...] = ()
-    patience_seconds: float = 120
-    within: float = 0
-
-
-def counts_of(processes: str | None) -> tuple[int, ...]:
-    """The numbers in a list such as ``2,4,1,3``.
-
-    Raises:
-      ValueError: something else.
-    """
-    if processes is None:
-        return ()
-    try:
-        return tuple(map(int, processes.split(",")))
-    except ValueError:
-        raise ValueError(
-            f"--processes takes numbers with commas between them, such as 2,4,1,3, not {processes!r}"
-        ) from None
-
-
-def drilled(
-    command: Sequence[str],
-    out: pathlib.Path,
-    settings: Settings,
-    name: str = "",
-    *,
-    quiet: bool = False,
-) -> DrillReport:
-    """Drills one command, draws the result, and shows it, unless ``quiet``."""
-    if settings.processes:  # on the CPU, since they cannot share anything else
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    if name:
-        console.rule(name, align="left", style="dim")
-    report = checkpointing.run_drill(
-        command,
-        out,
-        **dataclasses.asdict(settings),
-        progress=lambda line: notes.print(f"[dim]{safe(line)}[/]"),
-    )
-    draw(report, out)
-    if not quiet:
-        show(report, out)
-    return report
-
-
-def fail(message: str) -> NoReturn:
-    """Says why there is no result, and ends."""
-    lines = "\n".join(safe(line, 4000) for line in message.splitlines())
-    notes.print(f"[bold red]The drill has no result:[/] {lines}", soft_wrap=True)
-    raise typer.Exit(NO_RESULT)
+from regrain.cli.console import console, safe, table
 
 
 def show(report: DrillReport, out: pathlib.Path) -> None:
-    """Prints what happened at each kill, and what the comparison found."""
+    """Print what happened at each kill, and the result of the comparison."""
     console.print(table_of_kills(report))
     failed = {difference.what for difference in report.differences}
     stream = {"ids", "mask", "place", "sequence", "missing step", "extra step", "incomplete step"}
@@ -175,7 +56,7 @@ def show(report: DrillReport, out: pathlib.Path) -> None:
 
 
 def show_processes(report: DrillReport) -> None:
-    """Prints how the processes ended that were left when another one was killed."""
+    """Print how the other processes ended after one was killed."""
     left = [
         ending
         for attempt in report.attempts
@@ -193,34 +74,27 @@ def show_processes(report: DrillReport) -> None:
 
 
 def table_of_leaves(report: DrillReport) -> Table:
-    """A row for each of the leaves of the train state that are furthest from the reference's."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1))
-    table.add_column("leaf", overflow="fold")
-    for heading in ("elements changed", "largest difference", "of the largest value"):
-        table.add_column(heading, justify="right")
-    # Where a distance says nothing, nothing is further.
+    """The ten leaves of the train state that are furthest from the reference's."""
+    # A leaf without a distance comes first.
     furthest = sorted(
         report.leaf_differences,
         key=lambda one: (one.max_relative is not None, -(one.max_relative or 0)),
     )
+    numbers = ("elements changed", "largest difference", "of the largest value")
+    made = table(("leaf", *numbers), right=numbers)
     for one in furthest[:10]:
-        numbers = ("" if x is None else f"{x:.2g}" for x in (one.max_absolute, one.max_relative))
-        table.add_row(safe(one.path), f"{one.changed:,} of {one.size:,}", *numbers)
+        distances = ("" if x is None else f"{x:.2g}" for x in (one.max_absolute, one.max_relative))
+        made.add_row(safe(one.path), f"{one.changed:,} of {one.size:,}", *distances)
     if len(furthest) > 10:
-        table.add_row(f"... {len(furthest) - 10} more, nearer, in report.json", "", "", "")
-    return table
+        made.add_row(f"... {len(furthest) - 10} more, nearer, in report.json", "", "", "")
+    return made
 
 
 def table_of_kills(report: DrillReport) -> Table:
     """A row for each kill: what it hit, and how the run came back."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1))
-    table.add_column("kill", justify="right")
-    table.add_column("hit")
-    if report.process_counts:
-        table.add_column("processes", justify="right")
-        table.add_column("killed", justify="right")
-    for heading in ("steps done", "resumed at", "replayed", "back after"):
-        table.add_column(heading, justify="right")
+    on = ("processes", "killed") if report.process_counts else ()
+    headings = ("kill", "hit", *on, "steps done", "resumed at", "replayed", "back after")
+    made = table(headings, right={*headings} - {"hit"})
     for number, kill in enumerate(report.kills, start=1):
         hit = f"save of step {kill.saving}" if kill.saving else kill.hit
         back = ["killed again", "", ""]
@@ -230,8 +104,8 @@ def table_of_kills(report: DrillReport) -> Table:
         elif kill.checkpoint == report.num_steps:
             back = ["the end", "0", ""]
         killed = [str(kill.process_count), victims(kill)] if report.process_counts else []
-        table.add_row(str(number), hit, *killed, str(kill.steps_done), *back)
-    return table
+        made.add_row(str(number), hit, *killed, str(kill.steps_done), *back)
+    return made
 
 
 def victims(kill: Kill) -> str:
@@ -242,27 +116,25 @@ def victims(kill: Kill) -> str:
 
 def table_of_differences(report: DrillReport) -> Table:
     """A row for each kind of difference, with both sides."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1))
-    for heading in ("differs", "where", "reference", "drilled"):
-        table.add_column(heading, overflow="fold")
+    made = table(("differs", "where", "reference", "drilled"))
     for one in report.differences[:10]:
         note = f"\n({safe(one.note)})" if one.note else ""
         what, where, reference, drilled = map(
             safe, (one.what, one.where, one.reference, one.drilled)
         )
-        table.add_row(what, where, reference, drilled + note)
+        made.add_row(what, where, reference, drilled + note)
     if len(report.differences) > 10:
-        table.add_row("...", f"{len(report.differences) - 10} more in report.json", "", "")
-    return table
+        made.add_row("...", f"{len(report.differences) - 10} more in report.json", "", "")
+    return made
 
 
 def check(same: bool, what: str, verdict: str, failure: str = "DIFFERENT") -> None:
-    """Prints one line of the comparison."""
+    """Print one line of the comparison."""
     console.print(f"[green]✓[/] {what}: {verdict}" if same else f"[bold red]✗ {what}: {failure}[/]")
 
 
 def draw(report: DrillReport, out: pathlib.Path) -> None:
-    """Draws steps over time: each attempt, where it was killed, and what it replayed."""
+    """Draw steps over time: each attempt, its kill, and the steps it replayed."""
     with mpl.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(11, 5), layout="constrained")
         axes = figure.subplots()
@@ -292,7 +164,7 @@ def draw(report: DrillReport, out: pathlib.Path) -> None:
 
 
 def deliveries_of(attempt: Attempt, out: pathlib.Path) -> list[checkpointing.Delivery]:
-    """The batches that all processes of an attempt have delivered."""
+    """The batches that all processes of an attempt delivered."""
     try:
         return checkpointing.read_step_log(out / attempt.log, attempt.process_count)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Shows what a run's directory holds, and in what a config, a stream or another run is something else."""
+"""`regrain inspect`: show the steps in a run's directory, and compare the run with a config, a stream or a run."""
 
 import dataclasses
 import datetime as dt
@@ -6,26 +6,27 @@ import itertools
 import json
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
+import typer
 
-import checkpointing
-import loader
-from checkpointing import RunReport
-from loader import Difference
-from loader.amounts import bytes_text
-from regrain.jobs.sources import made_by
-from regrain.terminal import MAX_TEXT, console, fail, plain, print_json, safe
+from regrain.cli.console import MAX_TEXT, console, fail, plain, print_json, running, safe, table
+from regrain.cli.options import INTERRUPTED, About, Json, RunDir
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from checkpointing import RunReport
+    from loader import Difference, Position
 INTACT, FOUND, NO_STEP = 0, 1, 3
+#: Differences shown without --json.
+SHOWN_DIFFERENCES: Final = 100
 
 _STYLES: Final = {"intact": "green", "damaged": "bold red", "unreadable": "bold yellow"}
 _LEFT_OVERS: Final = {
-    "unfinished": "of a save that is under way, or was killed; the next writer removes it",
-    "deleted": "old steps on their way out; the next save removes them",
-    "set aside": "a damaged step that stood in the way of a save; delete it when you are done with it",
+    "unfinished": "a save that is under way, or was killed; the next writer removes it",
+    "deleted": "old steps being deleted; the next save removes them",
+    "set aside": "a damaged step that was in the way of a save; delete it when you no longer need it",
 }
 _NOT_COMPARED: Final = {
     "run": [],
@@ -33,18 +34,127 @@ _NOT_COMPARED: Final = {
     "stream": ["train_state", "run_config"],
 }
 
+ABOUT: Final = About(
+    {
+        "regrain inspect runs/digits": "steps, their health, their identity, what changed",
+        "regrain inspect runs/digits --verify full": "digest every file, as a resume does",
+        "regrain inspect runs/digits --step 1200 --leaves": "one step, and each array of its train state",
+        "regrain inspect runs/digits --config configs/digits.toml": "would this config resume the run?",
+        "regrain inspect runs/digits --stream my_data:make_pipeline": "would this pipeline, data and all?",
+        "regrain inspect runs/digits --diff runs/other": "how another run differs, leaves included",
+        "regrain inspect runs/digits --json | jq .newest_intact": "for a machine",
+    },
+    {
+        0: "every inspected step is intact, and nothing that was compared differs",
+        1: "a step is damaged or cannot be read, or something that was compared differs",
+        2: "wrong use, or the directory, config or stream cannot be read",
+        3: "there is no step, or not the one asked for",
+        **INTERRUPTED,
+    },
+)
+
+
+def _steps(context: typer.Context) -> list[str]:
+    """Complete --step with the steps in RUN_DIR."""
+    # Before the option has a value, the argument is not parsed yet.
+    run_dir = context.params.get("run_dir") or next(iter(context.args), None)
+    if run_dir is None:
+        return []
+    try:
+        names = [path.name for path in pathlib.Path(run_dir).iterdir()]
+    except OSError:
+        return []
+    return sorted((name for name in names if name.isascii() and name.isdigit()), key=int)
+
+
+def inspect(
+    run_dir: RunDir,
+    step: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            autocompletion=_steps,
+            help="Inspect only this step; repeat for more.",
+        ),
+    ] = None,
+    verify: Annotated[
+        Literal["manifest", "full"],
+        typer.Option(
+            help="manifest: read each step's manifest, and compare names and sizes of its other "
+            "files. full: digest all files."
+        ),
+    ] = "manifest",
+    leaves: Annotated[
+        bool,
+        typer.Option("--leaves", help="List the train state's leaves: shape, dtype, bytes."),
+    ] = False,
+    config: Annotated[
+        pathlib.Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Would this config resume the run? Compares the [pipeline] table of a TOML file, but "
+            "not data, transform, train state and run_config.",
+        ),
+    ] = None,
+    stream: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="Would this stream resume the run? A function without arguments that returns the "
+            "Pipeline, Mixture or GrainStream. Compares everything that a resume compares, but for "
+            "train state and run_config.",
+        ),
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="With --stream: a change that the resume will allow, such as batch_size; repeat for more.",
+        ),
+    ] = None,
+    diff: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OTHER_RUN",
+            help="How does the newest intact step of another run differ? Compares stream, settings, place and "
+            "train state, each leaf bit for bit.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show the steps in a run's directory, their health, their stream and settings, and what changed.
+
+    Nothing is written, locked or cleaned up, and a run may be writing meanwhile. A damaged step is a
+    row like the others, with the reason. --config, --stream and --diff list every difference that
+    would stop a resume, before it is tried.
+    """
+    with running("inspect"):
+        asked = Asked(
+            steps=tuple(step or ()),
+            verify=verify,
+            leaves=leaves,
+            config=config,
+            stream=stream,
+            allow=tuple(allow or ()),
+            diff=diff,
+            as_json=as_json,
+        )
+        code = run(run_dir, asked)
+    raise typer.Exit(code)
+
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What is asked about a run's directory.
+    """The options of the command.
 
     Attributes:
-      steps: numbers of those to look at; all if there are none.
-      verify: how closely, as `checkpointing.inspect_run` has it.
-      leaves: whether to list the train state's.
+      steps: the steps to inspect; all if empty.
+      verify: as for `checkpointing.inspect_run`.
+      leaves: whether to list the leaves of the train state.
       config: a TOML file to compare with.
       stream: ``module:function`` that returns a stream to compare with.
-      allow: names of changes that are no difference to the stream.
+      allow: differences from the stream to leave out, as for a resume.
       diff: another run's directory to compare with.
       as_json: whether to print JSON.
     """
@@ -61,17 +171,17 @@ class Asked:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What a run was compared with, and the outcome.
+    """The outcome of comparing a run with something else.
 
     Attributes:
       kind: ``"run"``, ``"config"`` or ``"stream"``.
-      other: its name, as it was given.
-      differences: all that there are.
+      other: its name, as given.
+      differences: all of them.
     """
 
     kind: str
     other: str
-    differences: tuple[Difference, ...]
+    differences: "tuple[Difference, ...]"
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -87,18 +197,20 @@ class Comparison:
 
 
 def run(run_dir: str, asked: Asked) -> int:
-    """Prints what a run's directory holds.
+    """Inspect a run's directory and print the answer.
 
     Returns:
       The exit code.
 
     Raises:
-      OSError, TypeError, ValueError: the directory cannot be read, or what is asked cannot be answered.
+      OSError, TypeError, ValueError: the directory cannot be read, or the options are wrong.
     """
     if sum(one is not None for one in (asked.config, asked.stream, asked.diff)) > 1:
-        raise ValueError("--config, --stream and --diff each compare; give one of them")
+        raise ValueError("give one of --config, --stream and --diff")
     if asked.allow and asked.stream is None:
-        raise ValueError("--allow is for --stream: it names changes that a resume on it will allow")
+        raise ValueError(
+            "--allow needs --stream: it names differences that a resume on the stream will allow"
+        )
     report = inspected(run_dir, asked)
     if not report.steps:
         if asked.as_json:
@@ -106,7 +218,9 @@ def run(run_dir: str, asked: Asked) -> int:
         else:
             show_beside(report)
         fail(
-            "inspect", f"{run_dir} holds no step: nothing was saved yet, or it is no run's", NO_STEP
+            "inspect",
+            f"{run_dir} has no checkpoint: nothing was saved yet, or it is not the directory of a run",
+            NO_STEP,
         )
     comparison = compared(report, asked)
     if asked.as_json:
@@ -117,18 +231,24 @@ def run(run_dir: str, asked: Asked) -> int:
     return INTACT if report.intact and not differs else FOUND
 
 
-def inspected(run_dir: str, asked: Asked) -> RunReport:
+def inspected(run_dir: str, asked: Asked) -> "RunReport":
     """The report on a directory."""
+    import checkpointing
+
     try:
         return checkpointing.inspect_run(run_dir, steps=asked.steps or None, verify=asked.verify)
     except FileNotFoundError as error:
-        if error.errno is not None:  # it is the directory that is not there
+        if error.errno is not None:  # the directory is missing, not a step
             raise
         fail("inspect", str(error), NO_STEP)
 
 
-def compared(report: RunReport, asked: Asked) -> Comparison | None:
-    """What the run was to be compared with, and the outcome."""
+def compared(report: "RunReport", asked: Asked) -> Comparison | None:
+    """Compare the run with a config, a stream or another run, if asked to."""
+    import checkpointing
+    import loader
+    from regrain.cli.sources import made_by
+
     if asked.config is not None:
         config = loader.PipelineConfig.from_toml(asked.config)
         return Comparison("config", str(asked.config), tuple(report.diff_config(config)))
@@ -142,16 +262,16 @@ def compared(report: RunReport, asked: Asked) -> Comparison | None:
     return None
 
 
-def answer_of(report: RunReport, asked: Asked, comparison: Comparison | None) -> dict[str, Any]:
-    """All that is known, as plain JSON values."""
+def answer_of(report: "RunReport", asked: Asked, comparison: Comparison | None) -> dict[str, Any]:
+    """The whole answer as plain JSON values."""
     answer = report.to_dict()
     if answer["train_state"] is not None and not asked.leaves:
         answer["train_state"] = {**answer["train_state"], "leaves": None}
     return {**answer, "compared": None if comparison is None else comparison.to_dict()}
 
 
-def show(report: RunReport, asked: Asked, comparison: Comparison | None) -> None:
-    """Prints a report for people."""
+def show(report: "RunReport", asked: Asked, comparison: Comparison | None) -> None:
+    """Print a report for people."""
     show_summary(report)
     console.print(table_of_steps(report))
     for one in report.steps:
@@ -163,7 +283,7 @@ def show(report: RunReport, asked: Asked, comparison: Comparison | None) -> None
     show_beside(report)
     changes = list(changes_of(report))
     if changes:
-        console.print("\n[bold]changed on the way[/]")
+        console.print("\n[bold]changes[/]")
         for place, change in changes:
             console.print(f"  {safe(place)}: {safe(change)}", soft_wrap=True)
     if report.newest is not None:
@@ -175,8 +295,8 @@ def show(report: RunReport, asked: Asked, comparison: Comparison | None) -> None
         show_comparison(comparison)
 
 
-def show_summary(report: RunReport) -> None:
-    """Prints what the steps come to, in a line or two."""
+def show_summary(report: "RunReport") -> None:
+    """Print how many steps there are, and which is the newest."""
     total = sum(sum(one.files.item_bytes.values()) for one in report.steps)
     counts = {
         health: sum(one.health == health for one in report.steps)
@@ -194,7 +314,7 @@ def show_summary(report: RunReport) -> None:
         f"[bold]{safe(report.directory)}[/]: {told} ({looked}), {size(total)}", soft_wrap=True
     )
     if report.newest is None:
-        console.print("[bold red]no step is intact: there is nothing to resume from[/]")
+        console.print("[bold red]no step is intact: nothing can be resumed[/]")
         return
     step, end = report.newest.step, report.total_steps
     of_all = "" if end is None else f" of {end:,}"
@@ -202,35 +322,40 @@ def show_summary(report: RunReport) -> None:
     console.print(f"newest intact: step {step:,}{of_all}{state}", soft_wrap=True)
 
 
-def table_of_steps(report: RunReport) -> Table:
+def table_of_steps(report: "RunReport") -> "Table":
     """A row for each step."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for heading in ("step", "written", "train\nstate", "iterator", "manifest"):
-        table.add_column(heading, justify="left" if heading == "written" else "right", no_wrap=True)
-    for heading in ("epoch,\noffset", "health"):
-        table.add_column(heading, no_wrap=True)
-    for one in report.steps:
-        items = one.files.item_bytes
-        place = one.position
-        table.add_row(
-            str(one.step),
-            when(one.files.committed),
-            *(size(items.get(item)) for item in ("train_state", "iterator", "manifest")),
-            place_of(place),
-            f"[{_STYLES[one.health]}]{one.health}[/]",
-        )
-    return table
+    numbers = ("step", "train\nstate", "iterator", "manifest")
+    made = table(
+        ("step", "written", *numbers[1:], "epoch,\noffset", "health"),
+        (
+            (
+                str(one.step),
+                when(one.files.committed),
+                *(
+                    size(one.files.item_bytes.get(n))
+                    for n in ("train_state", "iterator", "manifest")
+                ),
+                place_of(one.position),
+                f"[{_STYLES[one.health]}]{one.health}[/]",
+            )
+            for one in report.steps
+        ),
+        right=numbers,
+    )
+    for column in made.columns:
+        column.no_wrap = True
+    return made
 
 
-def place_of(position: loader.Position | None) -> str:
-    """Epoch and offset; mixtures and chains of Grain's have steps alone."""
+def place_of(position: "Position | None") -> str:
+    """Epoch and offset; mixtures and Grain chains only have steps."""
     if position is None or (position.step > 0 and (position.epoch, position.offset) == (0, 0)):
         return "-"
     return f"{position.epoch}, {position.offset}"
 
 
 def when(seconds: float | None) -> str:
-    """A time as the clock on the wall has it."""
+    """A time in the local time zone."""
     if seconds is None:
         return "-"
     try:
@@ -240,34 +365,34 @@ def when(seconds: float | None) -> str:
     return moment.strftime("%Y-%m-%d %H:%M:%S")
 
 
-def show_beside(report: RunReport) -> None:
-    """Prints what stands beside the steps, and who is writing."""
+def show_beside(report: "RunReport") -> None:
+    """Print leftovers beside the steps, and the process that is writing."""
     for one in report.left_overs:
         console.print(
-            f"left over: {safe(one.name)}, {size(one.bytes)}: {_LEFT_OVERS[one.kind]}",
+            f"leftover: {safe(one.name)}, {size(one.bytes)}: {_LEFT_OVERS[one.kind]}",
             soft_wrap=True,
         )
     writer = report.writer
     if writer is None:
-        console.print("no process of this machine is seen to have it open for writing")
+        console.print("no process of this machine has it open for writing, as far as can be seen")
     elif writer.holds_lock:
         console.print(f"[bold]open for writing[/] in process {writer.process}")
     elif writer.host:
         console.print(
-            f"process {writer.process} of {safe(writer.host)} has opened it for writing and not closed it; "
-            "whether it is alive cannot be seen",
+            f"process {writer.process} of {safe(writer.host)} opened it for writing and has not closed it; "
+            "whether that process is alive is not known here",
             soft_wrap=True,
         )
     else:
         console.print(
             f"process {writer.process}, the last to open it for writing, is alive; whether it still has "
-            "it open cannot be seen here",
+            "it open is not known here",
             soft_wrap=True,
         )
 
 
-def changes_of(report: RunReport) -> Iterator[tuple[str, str]]:
-    """What was changed at resumes: where, and what. First what was allowed, then who wrote what."""
+def changes_of(report: "RunReport") -> Iterator[tuple[str, str]]:
+    """Changes at resumes: the place and the change. First allowed changes, then packages and processes."""
     for change in report.newest.history if report.newest is not None else ():
         try:
             place, changed = change["position"], change["changed"]
@@ -294,11 +419,11 @@ def _value(value: Any) -> str:
     return plain(json.dumps(value, ensure_ascii=False), 120)
 
 
-def show_identity(report: RunReport) -> None:
-    """Prints what the newest intact step is of."""
+def show_identity(report: "RunReport") -> None:
+    """Print the stream, settings and train state of the newest intact step."""
     told = report.to_dict()
     stream = told["stream"]
-    console.print(f"\n[bold]what step {told['newest_intact']} is of[/]")
+    console.print(f"\n[bold]identity of step {told['newest_intact']}[/]")
     if stream["kind"] == "mixture":
         line("mixture", settings(stream["weights"]))
         for name, part in stream["parts"].items():
@@ -322,7 +447,7 @@ def show_identity(report: RunReport) -> None:
 
 
 def show_pipeline(told: Mapping[str, Any]) -> None:
-    """Prints what a pipeline is known by."""
+    """Print the identity of a pipeline."""
     show_data(told["data"])
     line("config", settings(told["config"]))
     line("order", f"{told['order']['kind']}, version {told['order']['version']}")
@@ -339,7 +464,7 @@ def show_pipeline(told: Mapping[str, Any]) -> None:
 
 
 def show_data(data: Mapping[str, Any]) -> None:
-    """Prints by what a data set is known."""
+    """Print the identity of a data set."""
     files = data["files"]
     in_files = "" if files is None else f", in {files['num_files']:,} files"
     line("data", f"{data['num_records']:,} records{in_files}, {data['digest']}")
@@ -349,48 +474,46 @@ def show_data(data: Mapping[str, Any]) -> None:
 
 def size(num_bytes: int | None) -> str:
     """A number of bytes for people."""
+    from loader.amounts import bytes_text
+
     return "?" if num_bytes is None else bytes_text(num_bytes)
 
 
 def line(name: str, text: object) -> None:
-    """Prints one thing that a stream is known by."""
+    """Print one line of an identity."""
     console.print(f"  {name:11}  {safe(text, 1000)}", soft_wrap=True)
 
 
 def settings(values: Mapping[str, Any]) -> str:
-    """Settings in a line."""
+    """Settings on a line."""
     return ", ".join(f"{plain(name, 80)} {_value(value)}" for name, value in values.items())
 
 
-def table_of_leaves(leaves: Sequence[Mapping[str, Any]]) -> Table:
+def table_of_leaves(leaves: Sequence[Mapping[str, Any]]) -> "Table":
     """A row for each leaf of the train state."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1))
-    table.add_column("leaf", overflow="fold")
-    table.add_column("dtype")
-    table.add_column("shape")
-    table.add_column("bytes", justify="right")
+    rows = []
     for leaf in leaves:
         prng = f" ({leaf['prng']})" if "prng" in leaf else ""
         weak = ", weak" if leaf.get("weak") else ""
         num_bytes = "?" if leaf["bytes"] is None else f"{leaf['bytes']:,}"
-        table.add_row(
-            safe(leaf["path"]), safe(f"{leaf['dtype']}{prng}{weak}"), safe(leaf["shape"]), num_bytes
-        )
-    return table
+        kind = f"{leaf['dtype']}{prng}{weak}"
+        rows.append((safe(leaf["path"]), safe(kind), safe(leaf["shape"]), num_bytes))
+    return table(("leaf", "dtype", "shape", "bytes"), rows, right=("bytes",))
 
 
 def show_comparison(comparison: Comparison) -> None:
-    """Prints in what the run differs from something else."""
-    skipped = ", ".join(_NOT_COMPARED[comparison.kind])
+    """Print the differences between the run and something else."""
     console.print(f"\n[bold]compared with {comparison.kind} {safe(comparison.other)}[/]")
     if not comparison.differences:
         console.print("[green]no difference[/]")
     else:
-        table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1))
-        for heading in ("differs", "this run", comparison.kind, "remark"):
-            table.add_column(heading, overflow="fold")
-        for one in (difference.shortened(MAX_TEXT) for difference in comparison.differences):
-            table.add_row(*map(safe, (one.name, one.checkpoint, one.now, one.note)))
-        console.print(table)
-    if skipped:
-        console.print(f"not compared: {skipped}", style="dim")
+        shown = comparison.differences[:SHOWN_DIFFERENCES]
+        rows = (
+            tuple(map(safe, (one.name, one.checkpoint, one.now, one.note)))
+            for one in (difference.shortened(MAX_TEXT) for difference in shown)
+        )
+        console.print(table(("differs", "this run", comparison.kind, "remark"), rows))
+        if more := len(comparison.differences) - len(shown):
+            console.print(f"... and {more:,} more differences: see --json")
+    if skipped := _NOT_COMPARED[comparison.kind]:
+        console.print(f"not compared: {', '.join(skipped)}", style="dim")

@@ -22,8 +22,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import loader
-from regrain.jobs.whole_file import write_whole
-from regrain.terminal import console, fail, print_json, safe
+from loader.new_paths import write_whole
+from regrain.cli.console import console, fail, print_json, safe
 
 Rows = npt.NDArray[np.int64]
 

@@ -1,18 +1,29 @@
 """Writes the records of a data set, IDs and all, in another format, and compares what was written."""
 
+import contextlib
+import dataclasses
+import functools
 import pathlib
+import re
 import time
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Self
 
 import numpy as np
 
 import loader
-from regrain.jobs import convert_formats
-from regrain.jobs.fingerprint import ID
-from regrain.jobs.sources import opened_by
-from regrain.terminal import console, notes, plain, print_json
+from regrain.cli import convert_formats
+from regrain.cli.console import console, notes, plain, print_json
+from regrain.cli.fingerprint import ID
+from regrain.cli.sources import opened_by
 
 SAME, DIFFERENT = 0, 1
+
+#: Advice of the sources that has an option of the same name.
+_FIELD: Final = re.compile(
+    r"""fields=\{(?P<quote>['"])(?P<name>.+?)(?P=quote): (?:"(?P<dtype>[^"]+)"|\(dtype, shape\))\}"""
+)
+_COLUMNS: Final = re.compile(r"\bcolumns=")
 
 
 def run(
@@ -71,13 +82,75 @@ def run(
     return DIFFERENT if differences else SAME
 
 
-def opened(data: pathlib.Path | None, source: str | None, *, digits: bool) -> loader.RecordSource:
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """Settings of sources whose columns need not be numbers: see `loader.ParquetSource`."""
+
+    columns: tuple[str, ...] | None = None
+    fields: Mapping[str, tuple[str, tuple[int, ...]]] | None = None
+
+    @classmethod
+    def of(cls, columns: str | None, fields: Sequence[str] | None) -> Self:
+        """Parse the options --columns and --fields.
+
+        Raises:
+          ValueError: a field is not NAME=DTYPE or NAME=DTYPE[SHAPE].
+        """
+        parsed = {}
+        for text in fields or ():
+            name, _, kind = text.rpartition("=")
+            dtype, _, shape = kind.removesuffix("]").partition("[")
+            try:
+                sides = tuple(map(int, shape.split(","))) if shape else ()
+                np.dtype(dtype)
+            except (TypeError, ValueError):
+                name, sides = "", ()
+            if not name:
+                raise ValueError(f"--fields takes NAME=DTYPE, such as word=U32, not {text!r:.80}")
+            parsed[name] = (dtype, sides)
+        return cls(tuple(columns.split(",")) if columns else None, parsed or None)
+
+    def settings(self) -> dict[str, Any]:
+        """The given settings by name, as a source takes them."""
+        given = {"columns": self.columns, "fields": self.fields}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@contextlib.contextmanager
+def options_in_messages(data: pathlib.Path | None) -> Iterator[None]:
+    """A context in which errors about files name the options of the command, not the arguments of a source."""
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError) as error:
+        text = str(error)
+        told = _COLUMNS.sub("--columns ", _FIELD.sub(_as_option, text))
+        if data is None or told == text:
+            raise
+        raise ValueError(told) from error
+
+
+def _as_option(found: re.Match[str]) -> str:
+    return f"--fields {found['name']}={found['dtype'] or 'DTYPE[SHAPE]'}"
+
+
+def opened(
+    data: pathlib.Path | None,
+    source: str | None,
+    *,
+    digits: bool,
+    reading: Reading = Reading(),
+) -> loader.RecordSource:
     """The one source that the command names.
 
     Raises:
       OSError, TypeError, ValueError: none is named, or more than one, or it cannot be opened.
     """
-    read = convert_formats.opened
+    settings = reading.settings()
+    if settings and data is None:
+        raise ValueError(
+            "--columns and --fields are for DATA: have the function of --source set them"
+        )
+    read = functools.partial(convert_formats.opened, **settings)
     return opened_by(read, "a file or a folder", data, source, with_digits=digits)
 
 

@@ -3,7 +3,6 @@
 import io
 import logging
 import sys
-from typing import Any
 
 import pytest
 import typer
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 import loader
-from regrain import terminal
+from regrain.cli import console, rich_console
 
 
 @pytest.mark.parametrize(
@@ -28,12 +27,12 @@ from regrain import terminal
     ids=["escape", "lines", "direction", "surrogate", "letters", "number", "long"],
 )
 def test_a_value_is_one_line_that_can_only_be_shown(value: object, shown: str) -> None:
-    assert terminal.plain(value) == shown
-    assert Text.from_markup(terminal.safe(value)).plain == shown
+    assert console.plain(value) == shown
+    assert Text.from_markup(console.safe(value)).plain == shown
 
 
 def test_markup_is_text() -> None:
-    assert Text.from_markup(terminal.safe("[red]no[/] [link=x]")).plain == "[red]no[/] [link=x]"
+    assert Text.from_markup(console.safe("[red]no[/] [link=x]")).plain == "[red]no[/] [link=x]"
 
 
 @pytest.mark.parametrize(
@@ -43,15 +42,15 @@ def test_markup_is_text() -> None:
         (OSError("the disk is tired"), "the disk is tired"),
         (ValueError("a\nb\x1b"), "a\nb\\x1b"),
         (MemoryError(), "MemoryError()"),
-        (ModuleNotFoundError("x", name="matplotlib.pyplot"), "pip install '.[cli]'"),
-        (ModuleNotFoundError("x", name="pyarrow"), "pip install '.[parquet]'"),
+        (ModuleNotFoundError("x", name="matplotlib.pyplot"), "pip install 'regrain[cli]'"),
+        (ModuleNotFoundError("x", name="pyarrow"), "pip install 'regrain[parquet]'"),
     ],
     ids=["file", "system", "lines", "memory", "matplotlib", "pyarrow"],
 )
 def test_what_is_wrong_is_told_on_stderr_and_ends_with_2(
     error: Exception, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(typer.Exit) as ended, terminal.running("audit"):
+    with pytest.raises(typer.Exit) as ended, console.running("audit"):
         raise error
     assert ended.value.exit_code == 2
     printed = capsys.readouterr()
@@ -66,7 +65,7 @@ def test_what_is_wrong_is_told_on_stderr_and_ends_with_2(
 def test_a_fault_of_the_program_is_told_as_such_and_is_no_answer(
     fault: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(typer.Exit) as ended, terminal.running("audit"):
+    with pytest.raises(typer.Exit) as ended, console.running("audit"):
         raise fault
     assert ended.value.exit_code == 2
     printed = capsys.readouterr()
@@ -76,7 +75,7 @@ def test_a_fault_of_the_program_is_told_as_such_and_is_no_answer(
 
 
 def test_an_exit_of_the_commands_own_stays_as_it_is() -> None:
-    with pytest.raises(typer.Exit) as ended, terminal.running("audit"):
+    with pytest.raises(typer.Exit) as ended, console.running("audit"):
         raise typer.Exit(3)
     assert ended.value.exit_code == 3
 
@@ -84,12 +83,12 @@ def test_an_exit_of_the_commands_own_stays_as_it_is() -> None:
 def test_warnings_of_the_library_are_told_and_others_are_not(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with terminal.running("audit"):
+    with console.running("audit"):
         logging.getLogger("checkpointing.history").warning("step 3 is \x1b damaged")
         logging.getLogger("checkpointing.history").info("hello")
         logging.getLogger("absl").warning("hello")
     assert capsys.readouterr().err == "regrain audit: step 3 is \\x1b damaged\n"
-    assert not any(isinstance(one, terminal._Warnings) for one in logging.getLogger().handlers)
+    assert not any(isinstance(one, console._Warnings) for one in logging.getLogger().handlers)
 
 
 @pytest.mark.parametrize(
@@ -99,11 +98,11 @@ def test_warnings_of_the_library_are_told_and_others_are_not(
 def test_a_bar_comes_on_a_terminal_for_long_work_only(
     after_seconds: float, is_terminal: bool, shown: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(terminal, "BAR_AFTER_SECONDS", after_seconds)
+    monkeypatch.setattr(rich_console, "BAR_AFTER_SECONDS", after_seconds)
     written = io.StringIO()
     notes = Console(file=written, force_terminal=is_terminal, width=120)
-    monkeypatch.setattr(terminal, "notes", notes)
-    with terminal.running("fingerprint"):
+    monkeypatch.setattr(console.notes, "rich", notes)
+    with console.running("fingerprint"):
         source = loader.ArraySource({"x": [1, 2, 3]})
         source.fingerprint()
     text = written.getvalue()
@@ -112,7 +111,7 @@ def test_a_bar_comes_on_a_terminal_for_long_work_only(
 
 
 def test_json_is_one_line_of_ascii(capsys: pytest.CaptureFixture[str]) -> None:
-    terminal.print_json({"ä": "\x1b"})
+    console.print_json({"ä": "\x1b"})
     assert capsys.readouterr().out == '{"\\u00e4": "\\u001b"}\n'
 
 
@@ -121,23 +120,23 @@ def test_output_that_is_no_terminals_is_wide_unless_columns_says(
 ) -> None:
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     monkeypatch.delenv("COLUMNS", raising=False)
-    made: Any = terminal._console(stderr=False)
+    made = rich_console.console_of(stderr=False)
     assert made.width == 200
     monkeypatch.setenv("COLUMNS", "60")
-    assert terminal._console(stderr=False).width == 60
+    assert rich_console.console_of(stderr=False).width == 60
 
 
 def test_a_name_is_no_emoji(capsys: pytest.CaptureFixture[str]) -> None:
-    terminal.console.print(terminal.safe("runs:100:x"))
-    terminal.console.print("runs:100:x", markup=False)
+    console.console.print(console.safe("runs:100:x"))
+    console.console.print("runs:100:x", markup=False)
     assert capsys.readouterr().out == "runs:100:x\n" * 2
 
 
 def test_what_others_print_is_not_among_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    with terminal.running("inspect"):
+    with console.running("inspect"):
         print("from the user's own function")  # noqa: T201
-        terminal.print_json(3)
-    terminal.console.print("after it")
+        console.print_json(3)
+    console.console.print("after it")
     printed = capsys.readouterr()
     assert printed.out == "3\nafter it\n"
     assert printed.err == "from the user's own function\n"

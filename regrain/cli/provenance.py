@@ -1,52 +1,131 @@
-"""Tells which records a step of a run held, and in which steps a record came, from the run's directory."""
+"""`regrain provenance`: show which records a step held, and in which steps a record came."""
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
+import typer
 
-import checkpointing
-import loader
-from regrain.jobs.sources import source_of
-from regrain.terminal import console, fail, print_json, safe
+from regrain.cli.console import console, fail, print_json, running, safe, table
+from regrain.cli.options import INTERRUPTED, About, Json, RunDir
+
+if TYPE_CHECKING:
+    import loader
+
+    Run: TypeAlias = loader.Provenance | loader.MixtureProvenance
 
 ANSWERED, ABSENT = 0, 1
-#: Without --epochs, so many of the newest are answered for.
+#: Without --epochs, a record's visits are shown in this many of the newest epochs.
 NEWEST_EPOCHS: Final = 100
 MAX_EPOCHS: Final = 10**6
-#: Without --json, so many slots of a step are shown.
+#: Without --json, this many slots of a step are shown.
 SHOWN_SLOTS: Final = 4096
 
 LEFT_OUT: Final = "left out by exclude: its slot came with mask False"
 OUTCOMES: Final = {
     "delivered": "delivered",
     "skipped": "left out by skip, with its batch",
-    "dropped": "dropped: the last records filled no batch",
+    "dropped": "dropped: the last records did not fill a batch",
     "ahead": "not yet",
 }
 MASKED: Final = (
-    "on_bad_record is mask: a record that could not be read kept its slot, with mask False. Only reading "
-    "it again tells which."
+    "on_bad_record is mask: an unreadable record kept its slot, with mask False. Which records these were "
+    "is found by reading them again."
 )
-UNKNOWN_EXCLUDED: Final = "exclude leaves records out by their ID: without --source nothing tells whether these are among them."
+UNKNOWN_EXCLUDED: Final = (
+    "exclude leaves records out by their ID: give --source to see whether these are among them."
+)
 
-Run = loader.Provenance | loader.MixtureProvenance
+ABOUT: Final = About(
+    {
+        "regrain provenance runs/digits --step 1200": "which records were in a step?",
+        "regrain provenance runs/digits --id 7": "when did a record come, in each epoch?",
+        "regrain provenance runs/digits --row 7 --epochs 3:9": "the same by row, in some epochs",
+        "regrain provenance runs/digits": "how many steps are done, and what was changed when?",
+    },
+    {
+        0: "answered",
+        1: "the run has no such step, row or ID",
+        2: "wrong use, or the run cannot be read or followed",
+        **INTERRUPTED,
+    },
+)
+
+
+def provenance(
+    run_dir: RunDir,
+    step: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Which records were in it? Counted from 0 over all epochs. Repeat for more.",
+        ),
+    ] = None,
+    record_id: Annotated[
+        list[str] | None,
+        typer.Option("--id", metavar="ID", help="When did the record of this ID come?"),
+    ] = None,
+    row: Annotated[
+        list[int] | None,
+        typer.Option(metavar="N", min=0, help="The same for the record in a row of the source."),
+    ] = None,
+    epochs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIRST:END",
+            help="For --id and --row: in these epochs, END not included. By default the newest 100.",
+        ),
+    ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="For a run on a mixture: the part."),
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="A function that returns the run's source, for IDs that are not row numbers; of a "
+            "mixture, the source of the part.",
+        ),
+    ] = None,
+    ahead: Annotated[
+        bool,
+        typer.Option("--ahead", help="Also show steps after the newest checkpoint."),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show which records a step held, and in which steps a record came, from a run's directory alone.
+
+    Without --step, --id and --row: the number of steps so far, and the changes at resumes. It needs
+    neither the training script nor the data, and replays nothing. Steps are counted from 0.
+    """
+    with running("provenance"):
+        asked = Asked(
+            steps=tuple(step or ()),
+            ids=tuple(record_id or ()),
+            rows=tuple(row or ()),
+            epochs=epochs,
+            part=part,
+            source=source,
+            ahead=ahead,
+        )
+        code = run(run_dir, asked, as_json=as_json)
+    raise typer.Exit(code)
 
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What is asked about a run.
+    """The options of the command.
 
     Attributes:
-      steps: which records were in them?
-      ids: when did the records of these IDs come?
-      rows: the same for those in these rows of the source.
-      epochs: in which, as ``FIRST:END``; ``None`` for the newest.
+      steps: steps whose records to show.
+      ids: IDs of records whose steps to show.
+      rows: the same by row of the source.
+      epochs: the epochs, as ``FIRST:END``; ``None`` for the newest.
       part: of a mixture; else ``None``.
       source: ``module:function`` that returns the run's source.
-      ahead: whether to answer for steps after the newest checkpoint.
+      ahead: whether to show steps after the newest checkpoint.
     """
 
     steps: tuple[int, ...] = ()
@@ -59,7 +138,7 @@ class Asked:
 
 
 def run(run_dir: str, asked: Asked, *, as_json: bool = False) -> int:
-    """Answers what is asked about a run.
+    """Answer the questions about a run, and print the answers.
 
     Returns:
       The exit code.
@@ -67,6 +146,9 @@ def run(run_dir: str, asked: Asked, *, as_json: bool = False) -> int:
     Raises:
       OSError, TypeError, ValueError, RuntimeError, MemoryError: why there is no answer.
     """
+    import checkpointing
+    from regrain.cli.sources import source_of
+
     part = asked.part
     chosen = None if asked.epochs is None else parse_epochs(asked.epochs)
     given = None if asked.source is None else source_of(asked.source)
@@ -96,7 +178,7 @@ def run(run_dir: str, asked: Asked, *, as_json: bool = False) -> int:
 
 
 def show(answer: dict[str, Any]) -> None:
-    """Prints an answer for people."""
+    """Print the answers for people."""
     show_run(answer)
     for one in answer["steps"]:
         show_step(one)
@@ -105,14 +187,14 @@ def show(answer: dict[str, Any]) -> None:
 
 
 def hint(error: Exception) -> str:
-    """What to do about a step that no checkpoint covers yet."""
+    """Advice for a step that no checkpoint covers yet."""
     if "is not done" not in str(error):
         return ""
-    return ". That is the newest checkpoint; --ahead tells what comes if the run goes on as it is"
+    return ". That is the newest checkpoint; --ahead shows later steps, as they come if nothing changes"
 
 
 def parse_epochs(text: str) -> range:
-    """The epochs that ``FIRST:END``, or a single number, stands for."""
+    """The epochs in ``FIRST:END``, or in a single number."""
     first, colon, end = text.partition(":")
     try:
         epochs = range(int(first), int(end) if colon else int(first) + 1)
@@ -123,8 +205,10 @@ def parse_epochs(text: str) -> range:
     return epochs
 
 
-def asked_about(run: Run, part: str | None) -> loader.Provenance:
-    """The provenance of the run, or of the part of its mixture that is asked about."""
+def asked_about(run: "Run", part: str | None) -> "loader.Provenance":
+    """The provenance of the run, or of one part of its mixture."""
+    import loader
+
     if isinstance(run, loader.Provenance):
         return run
     if part not in run.parts:
@@ -132,8 +216,18 @@ def asked_about(run: Run, part: str | None) -> loader.Provenance:
     return run.parts[part]
 
 
-def an_id(found: loader.Provenance, text: str) -> int | str:
-    """An ID as the run's source has it: an integer, unless its IDs are strings."""
+def an_id(found: "loader.Provenance", text: str) -> int | str:
+    """An ID of the type that the run's source has.
+
+    Raises:
+      KeyError: the text is no such ID.
+      ValueError: the run's IDs are not known.
+    """
+    if found.source is None:
+        raise ValueError(
+            f"--id {text}: the run's IDs are not known, since its checkpoints hold only their digest; "
+            "give --source, or use --row"
+        )
     if found.has_text_ids:
         return text
     try:
@@ -142,7 +236,7 @@ def an_id(found: loader.Provenance, text: str) -> int | str:
         raise KeyError(f"no record has the ID {text!r:.80}: the IDs are integers") from None
 
 
-def describe(run_dir: str, found: loader.Provenance) -> dict[str, Any]:
+def describe(run_dir: str, found: "loader.Provenance") -> dict[str, Any]:
     """The run itself, as plain values."""
     return {
         "run": run_dir,
@@ -153,8 +247,8 @@ def describe(run_dir: str, found: loader.Provenance) -> dict[str, Any]:
     }
 
 
-def describe_segments(found: loader.Provenance) -> Iterator[dict[str, Any]]:
-    """Each stretch of the run under one config: its steps, where it begins, and what was changed."""
+def describe_segments(found: "loader.Provenance") -> Iterator[dict[str, Any]]:
+    """Each segment of the run: its steps, the place where it begins, and what was changed there."""
     ends = [segment.start.step for segment in found.segments[1:]]
     before: dict[str, Any] = {}
     for segment, end in zip(found.segments, [*ends, found.num_steps], strict=True):
@@ -173,8 +267,8 @@ def describe_segments(found: loader.Provenance) -> Iterator[dict[str, Any]]:
         before = config
 
 
-def describe_step(records: loader.StepRecords) -> dict[str, Any]:
-    """A step as plain values: a row, an ID and whether it was left out for each of the first slots."""
+def describe_step(records: "loader.StepRecords") -> dict[str, Any]:
+    """A step as plain values: row, ID and exclusion of each record."""
     return {
         "step": records.step,
         "batch": records.batch,
@@ -188,8 +282,10 @@ def describe_step(records: loader.StepRecords) -> dict[str, Any]:
     }
 
 
-def describe_record(run: Run, part: str | None, row: int, epochs: range | None) -> dict[str, Any]:
-    """A record as plain values: its ID, and what became of it in each epoch."""
+def describe_record(run: "Run", part: str | None, row: int, epochs: range | None) -> dict[str, Any]:
+    """A record as plain values: its ID, and its outcome in each epoch."""
+    import loader
+
     found = asked_about(run, part)
     known = found.epochs
     if epochs is None:
@@ -208,20 +304,18 @@ def describe_record(run: Run, part: str | None, row: int, epochs: range | None) 
 
 
 def show_run(answer: dict[str, Any]) -> None:
-    """Prints how far the run has come, and its segments."""
+    """Print the number of steps so far, and the segments."""
     steps, ids = answer["num_steps"], answer["ids"]
     done = "without end" if steps is None else f"{steps:,} steps"
-    known = f"IDs: {ids}" if ids else "IDs not known: give --source, or ask by --row"
+    known = f"IDs: {ids}" if ids else "IDs not known: give --source, or use --row"
     console.print(
         f"[bold]{safe(answer['run'])}[/]: {done}, {answer['num_records']:,} records. {safe(known)}",
         soft_wrap=True,
     )
-    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1))
-    for heading in ("steps", "begins at", "batch size", "changed"):
-        table.add_column(heading)
+    made = table(("steps", "begins at", "batch size", "changed"))
     for one in answer["segments"]:
         first, end, start = one["first_step"], one["end_step"], one["start"]
-        table.add_row(
+        made.add_row(
             f"{first} on"
             if end is None
             else f"{first} to {end - 1}"
@@ -231,11 +325,11 @@ def show_run(answer: dict[str, Any]) -> None:
             str(one["config"]["batch_size"]),
             safe("; ".join(f"{name} {a} -> {b}" for name, (a, b) in one["changed"].items())),
         )
-    console.print(table)
+    console.print(made)
 
 
 def show_step(one: dict[str, Any]) -> None:
-    """Prints the records of a step."""
+    """Print the records of a step."""
     rows, ids, slots = one["rows"], one["ids"], one["slots"]
     of_part = "" if one["part"] is None else f"part {safe(one['part'])}, "
     padded = f", {slots - len(rows)} of them padding" if slots > len(rows) else ""
@@ -256,29 +350,27 @@ def show_step(one: dict[str, Any]) -> None:
 
 
 def shown(values: list[Any]) -> str:
-    """The first of some values, in a line."""
+    """The first values on a line."""
     more = f" ... and {len(values) - SHOWN_SLOTS} more: see --json" * (len(values) > SHOWN_SLOTS)
     return " ".join(map(safe, values[:SHOWN_SLOTS])) + more
 
 
 def show_record(one: dict[str, Any]) -> None:
-    """Prints what became of a record in each epoch."""
+    """Print the outcome of a record in each epoch."""
     named = f"row {one['row']}" if one["id"] is None else f"ID {one['id']} (row {one['row']})"
     first, end = one["epochs"]
     so_far = "" if one["epochs_so_far"] is None else f"; {one['epochs_so_far']} so far"
     console.print(f"\n[bold]{safe(named)}[/]: epochs {first} to {end - 1}{so_far}", soft_wrap=True)
-    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1))
-    for heading in ("epoch", "step", "slot"):
-        table.add_column(heading, justify="right")
-    table.add_column("what became of it")
+    numbers = ("epoch", "step", "slot")
+    made = table((*numbers, "outcome"), right=numbers)
     for visit in one["visits"]:
         came = visit["outcome"] == "delivered"
-        table.add_row(
+        made.add_row(
             str(visit["epoch"]),
             str(visit["step"]) if came else "-",
             str(visit["slot"]) if came else "-",
             LEFT_OUT if came and visit["excluded"] else OUTCOMES[visit["outcome"]],
         )
-    console.print(table)
+    console.print(made)
     if any(visit["excluded"] is None for visit in one["visits"] if visit["step"] is not None):
         console.print(UNKNOWN_EXCLUDED, style="dim", soft_wrap=True)
