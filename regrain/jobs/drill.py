@@ -19,7 +19,7 @@ from rich.table import Table
 
 import checkpointing
 from checkpointing import DrillReport
-from checkpointing.drill_report import Attempt, Kill
+from checkpointing.proof.report import Attempt, Kill
 from regrain.terminal import WRONG_USE, console, notes, print_json, safe
 
 SAME, DIFFERENT, INTERRUPTED = 0, 1, 130
