@@ -51,9 +51,9 @@ from checkpointing.manifest import (
     settings,
 )
 from checkpointing.matching import match
+from checkpointing.proof.step_log import OnBatch, step_log_of_environment
 from checkpointing.quiet import quiet_the_layers_below
 from checkpointing.signals import StopRequest, stop_requests
-from checkpointing.step_log import OnBatch, step_log_of_environment
 from checkpointing.storage import ITERATOR_ITEM, MANIFEST_ITEM, TRAIN_STATE_ITEM
 from checkpointing.train_state import (
     Leaf,

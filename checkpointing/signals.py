@@ -1,4 +1,4 @@
-"""Signals: as a question that a training loop can ask between two steps, and out of the way for a moment."""
+"""Deferred signal handling: poll for a stop request between steps."""
 
 import contextlib
 import logging
@@ -9,7 +9,6 @@ from types import FrameType
 from typing import Final
 
 _log: Final = logging.getLogger(__name__)
-_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequest:
@@ -64,32 +63,3 @@ def stop_requests(
         yield request
     finally:
         _restore()
-
-
-@contextlib.contextmanager
-def signals_held() -> Iterator[None]:
-    """Inside the context, signals that this process handles in Python wait for its end.
-
-    So does the exception that a handler raises: what happens inside is done to its end. Others act as
-    ever, and so does each in a thread that is not the main one, to which no signal comes.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in _ENDING}
-    handlers = {number: handler for number, handler in before.items() if callable(handler)}
-    came: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        del frame
-        came.append(number)
-
-    for held in handlers:
-        signal.signal(held, note)
-    try:
-        yield
-    finally:
-        for held, handler in handlers.items():
-            signal.signal(held, handler)
-        for number in dict.fromkeys(came):
-            signal.raise_signal(number)

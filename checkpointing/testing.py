@@ -1,18 +1,18 @@
-"""Assertions for a team's own tests: that its pipeline resumes exactly, and delivers what it should.
+"""Assertions for a team's own tests: its pipeline resumes exactly, and delivers the right records.
 
     from checkpointing import testing
 
     def test_our_pipeline_resumes_exactly(tmp_path):
         testing.assert_resumes_exactly(make_pipeline, tmp_path)
 
-- `assert_resumes_exactly`: a run with stops is as one without, bit for bit.
-- `assert_deterministic`: the same steps come out the same, however they are asked for.
-- `assert_covers_epoch`: each record comes once, in its place, as it is.
+- `assert_resumes_exactly`: a run with stops equals one without, bit for bit.
+- `assert_deterministic`: the same steps come out the same in whichever way they are made.
+- `assert_covers_epoch`: each record comes once, in its place, with its own fields.
 
 They raise AssertionError with the first difference (step, slot, ID, field), and need no test framework.
-Each takes a `loader.Pipeline` or a `loader.Mixture`, the first also a `loader.GrainStream`, or better a
-function that makes it: called anew for each run, as each process would make it, it shows what a pipeline
-keeps to itself from one run to the next.
+Each takes a `loader.Pipeline` or a `loader.Mixture`, and the first also a `loader.GrainStream`. Better give a
+function that makes it: it is called for each run, as each process would call it, so that state which a pipeline
+keeps between runs shows.
 """
 
 import contextlib
@@ -29,9 +29,9 @@ import jax
 import numpy as np
 
 from checkpointing.checkpoints import Checkpoints, load
-from checkpointing.comparison import RunDifference, compare_batches, compare_checkpoints
 from checkpointing.errors import CheckpointMismatchError
 from checkpointing.manifest import Stream
+from checkpointing.proof.compare import RunDifference, compare_batches, compare_checkpoints
 from checkpointing.train_state import pointer
 from loader import (
     AuditReport,
@@ -78,29 +78,29 @@ def assert_resumes_exactly(
     read_options: ReadOptions | None = None,
     device: Device | None = None,
 ) -> None:
-    """Trains once without a stop and once with some, through `Checkpoints`, and compares the two.
+    """Train once without a stop and once with stops, through `Checkpoints`, and compare the two runs.
 
     Each batch is compared bit for bit, and at each stop the position, the next IDs and the train state.
-    This takes twice ``steps`` batches (of a `GrainStream` three times, the first to see how many there are), those of one run held in memory, and identifies the data two times
-    more than there are stops: large data should be known by ``cache=True`` or `Fingerprint.of_revision`.
-    It is for one JAX process.
+    This reads ``steps`` batches twice (of a `GrainStream` three times, first to count them) and holds those
+    of one run in memory. The data is identified twice, and once more for each stop: for large data use
+    ``cache=True`` or `Fingerprint.of_revision`. It is for one JAX process.
 
     Args:
-      stream: what to test, or a function that makes it.
-      directory: such as pytest's ``tmp_path``. Both runs are kept in a folder of their own in it, which
-        is removed if the two are equal.
-      steps: batches to train on from the first one on; fewer where the stream ends.
-      stops: after which steps the second run is saved, ended and resumed, each 1 to ``steps - 1``. By
-        default two that ``seed`` picks.
-      seed: of these.
-      init: makes the train state that a run begins with; given together with ``train_step``. Without
-        them the batches alone are tested.
+      stream: the stream to test, or a function that makes it.
+      directory: such as pytest's ``tmp_path``. Both runs are kept in a new folder in it, which is removed
+        if they are equal.
+      steps: number of batches to train on; fewer if the stream ends.
+      stops: steps after which the second run is saved, ended and resumed, each 1 to ``steps - 1``; by
+        default two steps that ``seed`` picks.
+      seed: for the default stops.
+      init: makes the train state at the beginning of a run; given together with ``train_step``. Without
+        them only the batches are tested.
       train_step: from a train state and a batch to the next train state.
       read_options: for the second run, as for `Pipeline.iterate`.
       device: for both runs, as for `Pipeline.iterate`.
 
     Raises:
-      AssertionError: the two are not equal; tells the first difference.
+      AssertionError: the two are not equal; names the first difference.
       TypeError, ValueError: a bad argument.
     """
     __tracebackhide__ = True
@@ -112,13 +112,15 @@ def assert_resumes_exactly(
     ends = [*_stops(steps, stops, seed), steps]
     pathlib.Path(directory).mkdir(parents=True, exist_ok=True)
     folder = pathlib.Path(tempfile.mkdtemp(prefix="resumes-exactly-", dir=directory))
-    trial = _Trial(folder, init or _nothing_seen, train_step or _one_more, ends, device)
+    trial = _Trial(
+        folder, init or _nothing_seen, train_step or _one_more, ends, device, read_options
+    )
     fault = trial.run_reference(_made(stream))
     if fault is not None:
         raise AssertionError(_told("the run without a stop is no run of its steps in turn", fault))
     for begin, end in itertools.pairwise([0, *ends]):
         try:
-            difference = trial.run_stretch(_made(stream), begin, end, read_options)
+            difference = trial.run_stretch(_made(stream), begin, end)
         except CheckpointMismatchError as error:
             raise AssertionError(
                 f"the run that was stopped after {begin} steps cannot be resumed, though nothing was "
@@ -143,25 +145,25 @@ def assert_deterministic(
     batch_sizes: Sequence[int] | None = None,
     hash_seeds: Sequence[int] = (1, 2),
 ) -> None:
-    """Makes the same steps again in several ways (see `loader.check_transform`), and compares the results.
+    """Make the same steps again in several ways (see `loader.check_transform`), and compare the results.
 
     Args:
-      stream: what to test, or a function that makes it; of a mixture, each part.
-      steps: how many, from the first on; fewer where the stream ends.
+      stream: the stream to test, or a function that makes it; of a mixture each part is tested.
+      steps: number of steps from the first on; fewer if the stream ends.
       threads: numbers of reading threads to try.
-      batch_sizes: of other batches in which each record must come out the same, as it has to where the
-        batch size is changed at a resume or JAX processes share a batch out. By default half of the
-        pipeline's; () for a transform that is meant to look at its whole batch, or whose sums a library
-        makes in another order for another size.
-      hash_seeds: values of ``PYTHONHASHSEED``, each for a process of its own that the transform is sent
-        to, which takes a few seconds; () for a transform that cannot be pickled. With each of them, a
-        set of few members has another order by chance only: more seeds find more.
+      batch_sizes: other batch sizes in which each record must come out the same, as after a resume with
+        another batch size, or on several JAX processes. By default half of the pipeline's; () for a
+        transform that looks at its whole batch on purpose, or if a library adds up in another order for
+        another size.
+      hash_seeds: values of ``PYTHONHASHSEED``, each for a process that the transform is sent to, which takes
+        a few seconds; () for a transform that cannot be pickled. A small set may keep its order under
+        another seed: more seeds find more.
 
     Raises:
-      AssertionError: something differs, or a transform could not be sent to another process; tells the
+      AssertionError: something differs, or a transform could not be sent to another process; names the
         first difference.
       TypeError, ValueError: a bad argument.
-      RecordReadError: the first time that a step is made.
+      RecordReadError: a step cannot be made the first time.
     """
     __tracebackhide__ = True
     made = _own(_made(stream))
@@ -197,29 +199,31 @@ def assert_covers_epoch(
     alignment: Callable[[dict[str, Any]], Any] | None = None,
     ids_only: bool = False,
 ) -> None:
-    """Audits an epoch: each record that is due came once, in its place, with the fields of its ID.
+    """Audit an epoch: each record that is due came once, in its place, with the fields of its ID.
 
-    What the config leaves out is not due: the last records under ``final_batch="drop"``, ``skip``,
-    ``exclude``, records that are bad and masked.
+    Records that the config leaves out are not due: the last ones under ``final_batch="drop"``, ``skip``,
+    ``exclude``, and bad records that are masked.
 
     Args:
-      stream: what to test, or a function that makes it. Of a mixture, each part is followed through its
-        first epoch, or as far as the mixture goes.
-      epoch: which one.
-      batches: what to audit in place of what the pipeline itself delivers: from the epoch's first batch
-        on, as your training loop gets them, through whatever stands between the two.
-      alignment: an oracle of your own, as of `loader.audit`.
-      ids_only: takes the IDs alone and reads no record, for large data.
+      stream: the stream to test, or a function that makes it. Each part of a mixture is followed through
+        its first epoch, or as far as the mixture goes.
+      epoch: number of the epoch.
+      batches: batches to audit in place of the pipeline's own: from the epoch's first one on, as your
+        training loop gets them.
+      alignment: an oracle of your own, as for `loader.audit`.
+      ids_only: compare IDs only and read no record, for large data.
 
     Raises:
-      AssertionError: something is not as it is due; tells what, how often, and where it is first.
+      AssertionError: something is not as due; says what, how often, and where first.
       TypeError, ValueError: a bad argument.
     """
     __tracebackhide__ = True
     made = _own(_made(stream))
     report: AuditReport | MixtureReport
     if batches is not None and ids_only:
-        raise ValueError("ids_only asks the pipeline, which is not asked where batches are given")
+        raise ValueError(
+            "ids_only takes IDs from the pipeline, but batches are given: leave one of them out"
+        )
     if isinstance(made, Mixture):
         if epoch or batches is not None:
             raise ValueError(
@@ -245,14 +249,15 @@ def assert_covers_epoch(
 
 @dataclasses.dataclass
 class _Trial:
-    """A run without a stop, and one with some that is compared with it.
+    """A run without a stop, and one with stops that is compared with it.
 
     Attributes:
       folder: of both.
-      init: makes the train state that a run begins with.
-      train_step: from a train state and a batch to the next one.
+      init: makes the train state at the beginning of a run.
+      train_step: from a train state and a batch to the next train state.
       ends: steps at which both are saved, the last one included.
       device: that batches are delivered to.
+      read_options: of the run with stops.
     """
 
     folder: pathlib.Path
@@ -260,56 +265,55 @@ class _Trial:
     train_step: Callable[[Any, Any], Any]
     ends: Sequence[int]
     device: Device | None
-    _batches: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    read_options: ReadOptions | None
+    _batches: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
     def run_reference(self, stream: Stream) -> RunDifference | None:
-        """The run without a stop; returns what is wrong with it alone."""
-        with self._checkpoints("uninterrupted", stream) as checkpoints:
-            run = checkpoints.resume(self.init(), device=self.device)
-            state = run.train_state
-            for step in range(1, self.ends[-1] + 1):
-                batch = next(run.batches, None)
-                if batch is None:
-                    return _ended(step - 1)
-                if run.batches.position.step != step:
-                    return _wrong_count(step, run.batches.position.step)
-                self._batches.append(_kept(batch))
-                state = self.train_step(state, batch)
-                if step in self.ends:
-                    checkpoints.save(run.batches, state, force=True)
-        return None
+        """The run without a stop; returns the first fault that it has alone."""
+        return self._run("uninterrupted", stream, 0, self.ends, None)
 
-    def run_stretch(
-        self, stream: Stream, begin: int, end: int, read_options: ReadOptions | None
-    ) -> RunDifference | None:
-        """The steps of the other run from one stop to the next; returns the first difference."""
-        with self._checkpoints("stopped", stream) as checkpoints:
-            run = checkpoints.resume(self.init(), read_options=read_options, device=self.device)
-            state = run.train_state
-            for step in range(begin, end):
-                batch = next(run.batches, None)
-                if batch is None:
-                    return _ended(step)
-                differences = compare_batches(f"step {step}", self._batches[step], _kept(batch))
-                if differences:
-                    return differences[0]
-                state = self.train_step(state, batch)
-            if run.batches.position.step != end:
-                return _wrong_count(end, run.batches.position.step)
-            checkpoints.save(run.batches, state, force=True)
+    def run_stretch(self, stream: Stream, begin: int, end: int) -> RunDifference | None:
+        """The other run from one stop to the next; returns the first difference."""
+        difference = self._run("stopped", stream, begin, [end], self.read_options)
+        if difference is not None:
+            return difference
         one, other = (load(self.folder / name, end) for name in ("uninterrupted", "stopped"))
         return next(iter(compare_checkpoints(f"after step {end - 1}", one, other)), None)
 
-    def _checkpoints(self, name: str, stream: Stream) -> Checkpoints:
-        return Checkpoints(self.folder / name, stream, self.ends[-1], keep=len(self.ends))
-
-
-def _ended(step: int) -> RunDifference:
-    return RunDifference("batch", f"step {step}", "one more", "the iterator has ended")
-
-
-def _wrong_count(step: int, found: int) -> RunDifference:
-    return RunDifference("position", f"after {step} batches", f"step {step}", f"step {found}")
+    def _run(
+        self,
+        name: str,
+        stream: Stream,
+        begin: int,
+        ends: Sequence[int],
+        read_options: ReadOptions | None,
+    ) -> RunDifference | None:
+        """Train to the last of some steps, and save at each; the first run's batches are kept."""
+        with Checkpoints(
+            self.folder / name, stream, self.ends[-1], keep=len(self.ends)
+        ) as checkpoints:
+            run = checkpoints.resume(self.init(), read_options=read_options, device=self.device)
+            state = run.train_state
+            for step in range(begin, ends[-1]):
+                batch = next(run.batches, None)
+                if batch is None:
+                    return RunDifference(
+                        "batch", f"step {step}", "one more", "the iterator has ended"
+                    )
+                kept, done, found = _kept(batch), step + 1, run.batches.position.step
+                expected = self._batches.setdefault(step, kept)
+                differences = compare_batches(f"step {step}", expected, kept)
+                if found != done:
+                    where = f"after {done} batches"
+                    differences.append(
+                        RunDifference("position", where, f"step {done}", f"step {found}")
+                    )
+                if differences:
+                    return differences[0]
+                state = self.train_step(state, batch)
+                if done in ends:
+                    checkpoints.save(run.batches, state, force=True)
+        return None
 
 
 def _told(what: str, difference: RunDifference) -> str:
@@ -349,8 +353,8 @@ def _made(stream: MakesStream) -> Stream:
 def _own(stream: Stream) -> Pipeline | Mixture:
     if isinstance(stream, GrainStream):
         raise TypeError(
-            "the order of a GrainStream is Grain's, and cannot be derived or made again step by step: "
-            "assert_resumes_exactly is what there is for it"
+            "the order of a GrainStream is Grain's, and cannot be derived or made again step by step. Use "
+            "assert_resumes_exactly for it"
         )
     return stream
 
@@ -377,7 +381,7 @@ def _stops(steps: int, stops: Sequence[int] | None, seed: int) -> list[int]:
 
 
 def _batches_of(pipeline: Pipeline, epoch: int) -> int:
-    """How many batches an epoch has; of the last one, one more, to see whether there is one."""
+    """Number of batches in an epoch; for the last epoch one more, which must not exist."""
     config, per_epoch = pipeline.config, pipeline.steps_per_epoch
     first, end = epoch * per_epoch, (epoch + 1) * per_epoch
     skipped = sum(max(0, min(high, end) - max(low, first)) for low, high in config.skip)
@@ -385,7 +389,7 @@ def _batches_of(pipeline: Pipeline, epoch: int) -> int:
 
 
 def _kept(batch: Any) -> dict[str, Any]:
-    """A copy, by the names of its leaves: a training step may write into a batch, or donate it."""
+    """A copy of a batch by the names of its leaves: a training step may write into it, or donate it."""
     kept = {}
     for keys, leaf in jax.tree_util.tree_flatten_with_path(batch)[0]:
         array = np.atleast_1d(np.array(leaf))

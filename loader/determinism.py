@@ -1,22 +1,19 @@
-"""Whether a pipeline delivers the same batches however it is asked for them.
+"""Check that a pipeline delivers the same batches in whichever way they are requested.
 
     report = loader.check_transform(pipeline)
     print(report)
     assert report.same
 
-A stream can only be resumed exactly if its transform is a pure function of the batch. One that draws
-from a global generator, looks at the clock, counts its calls or goes through a set is not, and
-nothing about a single run shows it. So the same steps are made again: once more, in another order, by
-reading threads, in other processes, where strings hash otherwise, and on demand from batches of another
-size, as a resume with another one has them, and each of several JAX processes. A check of some steps can show
-that something differs; that nothing ever will, it cannot.
+A stream can only be resumed exactly if its transform is a pure function of the batch. A transform that draws
+from a global generator, reads the clock, counts its calls or iterates over a set is not, and no single run
+shows that. So the same steps are made again: once more, in another order, by threads, in other processes with
+other hashes of strings, and on request from batches of another size, as after a resume with another batch
+size, and on each of several JAX processes. Such a check can find a difference; it cannot rule one out.
 """
 
 import contextlib
 import dataclasses
 import hashlib
-import json
-import multiprocessing
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -26,30 +23,31 @@ import numpy.typing as npt
 
 from loader.batching import Batch, Position, spread
 from loader.config import PipelineConfig
+from loader.errors import RecordReadError
 from loader.fingerprint import Fingerprint
 from loader.leaves import without_padding
 from loader.pipeline import Pipeline, ReadOptions
+from loader.processes import WHOLE
 from loader.progress import counted
-from loader.sources import Field
+from loader.sources import Field, RecordSource
+from loader.workers import Workers, check_workers
 
 #: For each field of a batch: its dtype and shape, and a digest of each record.
 _Marks = dict[str, tuple[str, list[str]]]
 
-_CHILD_SECONDS: Final = 300.0
 _KEPT: Final = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """Something that was not the same when a step was made again.
+    """A difference between a step and the same step made again.
 
     Attributes:
-      check: which one it was (see `TransformReport`).
+      check: the check that found it (see `TransformReport`).
       step: number of the batch.
-      field: whose values differ; ``None`` where the batch could not be made.
-      slot: place in the batch of the first record that differs in it; ``None`` where all of the field
-        does, in its dtype or shape.
-      record_id: of that record.
+      field: the field that differs; ``None`` if the batch could not be made again.
+      slot: slot of the first record that differs; ``None`` if the field's dtype or shape differs.
+      record_id: ID of that record.
       text: what differs.
     """
 
@@ -71,11 +69,11 @@ class TransformReport:
     """The result of `check_transform`.
 
     Attributes:
-      steps: how many were made again, from the first on.
-      done: the checks that were made, of ``"again"``, ``"in another order"``, ``"with N threads"``,
-        ``"in batches of N"`` and ``"in another process, PYTHONHASHSEED=N"``.
-      not_done: those that were not, with the reason.
-      changes: what differed, one for each check, step and field; 64 at most.
+      steps: number of steps made again, from the first on.
+      done: the checks that were made: ``"again"``, ``"in another order"``, ``"with N threads"``,
+        ``"in batches of N"``, ``"in another process, PYTHONHASHSEED=N"``.
+      not_done: the checks that were not, with the reason.
+      changes: the differences, one for each check, step and field; 64 at most.
     """
 
     steps: int
@@ -104,25 +102,24 @@ def check_transform(
     hash_seeds: Sequence[int] = (1, 2),
     batch_sizes: Sequence[int] = (),
 ) -> TransformReport:
-    """Makes the same steps again in several ways, and compares them bit for bit.
+    """Make the same steps again in several ways, and compare them bit for bit.
 
     Args:
-      pipeline: with the transform in question. Without one its source is checked.
-      steps: how many, from the first on; fewer where the stream ends.
+      pipeline: the pipeline with the transform in question. Without a transform its source is checked.
+      steps: number of steps from the first on; fewer if the stream ends.
       threads: numbers of reading threads to try.
-      hash_seeds: values of ``PYTHONHASHSEED``, each for a process of its own, which decide in what
-        order sets of strings are gone through. The processes are spawned: a script that calls this
-        needs ``if __name__ == "__main__":``, and a transform has to be one that can be pickled, or
-        this part is reported as not done.
-      batch_sizes: in batches of which each record must come out as in those of the pipeline. With a
-        transform that is meant to look at its whole batch they cannot.
+      hash_seeds: values of ``PYTHONHASHSEED``, which change the order of sets of strings. Each needs a
+        worker process. If the transform cannot be pickled, or is defined in a script without
+        ``if __name__ == "__main__":``, this check is reported as not done.
+      batch_sizes: other batch sizes, in which each record must come out the same. Leave them out for a
+        transform that looks at its whole batch on purpose.
 
     Returns:
-      The differences, by field and record, and what was not checked. Nothing is raised for them.
+      The differences, by field and record, and the checks that were not made. It raises for neither.
 
     Raises:
-      TypeError, ValueError: not a pipeline, no step, or no size of a batch.
-      RecordReadError: the first time that a step is made.
+      TypeError, ValueError: not a pipeline, no step, or not a batch size.
+      RecordReadError: a step cannot be made the first time.
     """
     if not isinstance(pipeline, Pipeline):
         raise TypeError(f"pipeline must be a Pipeline, not {type(pipeline).__name__}")
@@ -143,7 +140,7 @@ def check_transform(
 
 
 class _Check:
-    """Compares steps with the first time that they were made, and keeps what differs."""
+    """Compare steps with their first time, and keep the differences."""
 
     def __init__(self, first: list[_Marks], pipeline: Pipeline, steps: int) -> None:
         self._first = first
@@ -184,13 +181,13 @@ class _Check:
 
 
 def _marks(batch: Batch) -> _Marks:
-    """What identifies each record of each field."""
+    """A digest of each record in each field."""
     return {name: _marks_of(np.asarray(value)) for name, value in batch.items()}
 
 
 def _marks_of(array: npt.NDArray[Any]) -> tuple[str, list[str]]:
     if array.dtype.kind in "SU":
-        # How wide an array of strings is depends on which others it was made with.
+        # The width of an array of strings depends on its longest one.
         array = np.array(array.tolist(), array.dtype.kind).reshape(array.shape)
     records = np.ascontiguousarray(without_padding(array)).reshape(len(array), -1)
     digests = [hashlib.blake2b(record.tobytes(), digest_size=8).hexdigest() for record in records]
@@ -201,8 +198,12 @@ def _made(pipeline: Pipeline, step: int) -> _Marks | str:
     """The marks of a step, or why it cannot be made."""
     try:
         return _marks(pipeline[step])
-    except Exception as error:  # noqa: BLE001 (whatever a source or a transform may raise)
-        return f"{type(error).__name__}: {error.__cause__ or error}"
+    except Exception as error:  # noqa: BLE001 (sources and transforms raise anything)
+        return _why(error)
+
+
+def _why(error: Exception) -> str:
+    return f"{type(error).__name__}: {error.__cause__ or error}"
 
 
 def _by_threads(pipeline: Pipeline, steps: int, count: int) -> Iterator[tuple[int, _Marks | str]]:
@@ -211,13 +212,13 @@ def _by_threads(pipeline: Pipeline, steps: int, count: int) -> Iterator[tuple[in
         for step in range(steps):
             try:
                 yield step, _marks(next(batches))
-            except Exception as error:  # noqa: BLE001 (whatever a source or a transform may raise)
-                yield step, f"{type(error).__name__}: {error.__cause__ or error}"
+            except Exception as error:  # noqa: BLE001 (sources and transforms raise anything)
+                yield step, _why(error)
                 return
 
 
 def _in_batches_of(size: int, pipeline: Pipeline, steps: int) -> Iterator[tuple[int, _Marks | str]]:
-    """The records of each step, taken from batches of another size that begin with the step."""
+    """The records of each step, from batches of another size that begin at the step."""
     settings = {"batch_size": size, "final_batch": "partial", "skip": (), "num_epochs": None}
     config = PipelineConfig.from_dict({**pipeline.config.to_dict(), **settings})
     other = Pipeline(pipeline.source, config, pipeline.transform)
@@ -231,8 +232,8 @@ def _in_batches_of(size: int, pipeline: Pipeline, steps: int) -> Iterator[tuple[
                 name: np.concatenate([part[name] for part in parts])[: stop - begin.offset]
                 for name in parts[0]
             }
-        except Exception as error:  # noqa: BLE001 (whatever a source or a transform may raise)
-            yield step, f"{type(error).__name__}: {error.__cause__ or error}"
+        except Exception as error:  # noqa: BLE001 (sources and transforms raise anything)
+            yield step, _why(error)
             continue
         if pipeline.config.final_batch == "pad":
             batch = spread(batch, slice(stop - begin.offset), pipeline.config.batch_size)
@@ -243,47 +244,57 @@ def _in_batches_of(size: int, pipeline: Pipeline, steps: int) -> Iterator[tuple[
 
 
 class _Recorded:
-    """The rows that some steps need, and no others: a source that can be sent to another process."""
+    """A source of the records that some steps need, which can be sent to another process."""
 
     def __init__(self, pipeline: Pipeline, steps: int) -> None:
-        rows = [pipeline.rows_at(pipeline.position(step)) for step in range(steps)]
-        self._rows = np.unique(np.concatenate(rows))
-        self._len = len(pipeline.source)
-        self._ids = pipeline.source.ids(self._rows)
-        self._excluded = np.isin(self._ids, np.array(pipeline.config.exclude or [self._ids[0]]))
-        self._excluded &= bool(pipeline.config.exclude)
+        source = pipeline.source
+        rows = np.unique(
+            np.concatenate([pipeline.rows_at(pipeline.position(step)) for step in range(steps)])
+        )
+        ids = source.ids(rows)
+        excluded = set(pipeline.config.exclude)
+        self.excluded = tuple(sorted(excluded.intersection(ids.tolist())))
+        self._len, self._first = len(source), ids[:1]
+        self._ids = dict(zip(rows.tolist(), ids.tolist(), strict=True))
         self.fields = {name: Field(f.dtype, f.shape) for name, f in pipeline.fields.items()}
-        self._values = {
-            name: np.zeros((len(self._rows), *field.shape), field.dtype)
-            for name, field in self.fields.items()
+        self._records = {
+            row: _record(source, row)
+            for row, record_id in self._ids.items()
+            if record_id not in excluded
         }
-        self._bad: dict[int, str] = {}
-        for at in np.flatnonzero(~self._excluded).tolist():
-            try:
-                record = pipeline.source.read(self._rows[at : at + 1])
-            except Exception as error:  # noqa: BLE001 (whatever a source may raise)
-                self._bad[int(self._rows[at])] = str(error)
-                continue
-            for name, value in record.items():
-                self._values[name][at] = value[0]
 
     def __len__(self) -> int:
         return self._len
 
     def ids(self, rows: npt.NDArray[np.int64], /) -> npt.NDArray[Any]:
-        return self._ids[np.searchsorted(self._rows, rows)]
+        # Pipeline looks up excluded IDs in all rows: those that are not recorded get an ID that is.
+        (other,) = self._first.tolist()
+        return np.array(
+            [self._ids.get(row, other) for row in rows.tolist()], self._first.dtype.kind
+        )
 
     def read(self, rows: npt.NDArray[np.int64], /) -> dict[str, npt.NDArray[Any]]:
-        at = np.searchsorted(self._rows, rows)
-        if (at >= len(self._rows)).any() or (self._rows[at] != rows).any():
-            raise KeyError("a row that was not recorded")
-        for row in rows.tolist():
-            if row in self._bad:
-                raise ValueError(self._bad[row])
-        return {name: values[at] for name, values in self._values.items()}
+        records = [self._records[row] for row in rows.tolist()]
+        for record in records:
+            if isinstance(record, str):
+                raise ValueError(record)
+        return {
+            name: np.concatenate(
+                [record[name] for record in records if not isinstance(record, str)]
+            )
+            for name in self.fields
+        }
 
     def fingerprint(self) -> Fingerprint:
         raise NotImplementedError("recorded rows are a part of a source")
+
+
+def _record(source: RecordSource, row: int) -> dict[str, npt.NDArray[Any]] | str:
+    """The fields of a record, or why it cannot be read."""
+    try:
+        return {name: np.array(value) for name, value in source.read(np.array([row])).items()}
+    except Exception as error:  # noqa: BLE001 (sources raise anything)
+        return str(error)
 
 
 def _in_processes(check: _Check, pipeline: Pipeline, steps: int, hash_seeds: Sequence[int]) -> None:
@@ -293,79 +304,39 @@ def _in_processes(check: _Check, pipeline: Pipeline, steps: int, hash_seeds: Seq
     if pipeline.transform is None:
         check.not_done[name] = "there is no transform, and the source stays where it is"
         return
-    parts = (_Recorded(pipeline, steps), pipeline.config, pipeline.transform)
+    source = _Recorded(pipeline, steps)
+    config = dataclasses.replace(pipeline.config, exclude=source.excluded)
+    recorded = Pipeline(source, config, pipeline.transform)
     try:
-        # All run before one is waited for: most of their time goes into imports.
-        children = [(seed, _start(parts, steps, seed)) for seed in hash_seeds]
-    except RuntimeError:
-        raise  # a child of a script without a guard, which must not start children of its own
-    except Exception as error:  # noqa: BLE001 (sending a transform calls code of its own)
-        check.not_done[name] = (
-            f"the transform cannot be pickled ({error}); define it at the top level of a module"
-        )
+        check_workers(1, recorded)
+    except TypeError as error:
+        check.not_done[name] = f"the transform cannot be pickled: {error}"
         return
-    for seed, (process, results) in children:
-        answer = _answer(process, results)
-        name = f"in another process, PYTHONHASHSEED={seed}"
-        if isinstance(answer, str):
-            check.not_done[name] = answer
-        else:
-            check.compare(name, enumerate(answer))
+    platforms = {"JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "")}
+    with contextlib.ExitStack() as running:
+        # All start before one is waited for: most of their time goes into imports.
+        started = [
+            (seed, Workers(recorded, WHOLE, 1, {**platforms, "PYTHONHASHSEED": str(seed)}))
+            for seed in hash_seeds
+        ]
+        for _, workers in started:
+            running.callback(workers.close)
+        for seed, workers in started:
+            name = f"in another process, PYTHONHASHSEED={seed}"
+            try:
+                check.compare(name, list(_by_worker(workers, pipeline, steps)))
+            except RuntimeError as error:
+                check.not_done[name] = str(error)
 
 
-def _start(parts: tuple[Any, ...], steps: int, seed: int) -> tuple[Any, Any]:
-    context = multiprocessing.get_context("spawn")
-    results, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(parts, steps, sender), daemon=True)
-    before = os.environ.get("PYTHONHASHSEED")
-    os.environ["PYTHONHASHSEED"] = str(seed)  # Python looks at it once, when it starts
-    try:
-        process.start()
-    except BaseException:
-        results.close()
-        sender.close()
-        raise
-    finally:
-        del os.environ["PYTHONHASHSEED"]
-        if before is not None:
-            os.environ["PYTHONHASHSEED"] = before
-    sender.close()
-    return process, results
-
-
-def _answer(process: Any, results: Any) -> list[_Marks | str] | str:
-    """The marks that a process made of each step, or why there are none."""
-    try:
-        if not results.poll(_CHILD_SECONDS):
-            return f"the process gave no answer in {_CHILD_SECONDS:.0f} seconds"
-        answer = json.loads(results.recv_bytes())
-    except (EOFError, OSError):
-        process.join(_CHILD_SECONDS)
-        return (
-            f"the process ended with exit code {process.exitcode} and no answer; a script that calls "
-            'check_transform needs if __name__ == "__main__":'
-        )
-    finally:
-        process.terminate()
-        process.join()
-        results.close()
-    if isinstance(answer, str):
-        return answer
-    return [
-        made
-        if isinstance(made, str)
-        else {field: (kind, digests) for field, (kind, digests) in made.items()}
-        for made in answer
-    ]
-
-
-def _child(parts: tuple[Any, ...], steps: int, sender: Any) -> None:
-    """Makes the steps in another process, and sends their marks as JSON."""
-    answer: list[_Marks | str] | str
-    try:
-        pipeline = Pipeline(*parts)
-        answer = [_made(pipeline, step) for step in range(steps)]
-    except Exception as error:  # noqa: BLE001 (whatever a transform may raise)
-        answer = f"the transform cannot be loaded there ({type(error).__name__}: {error})"
-    sender.send_bytes(json.dumps(answer).encode())
-    sender.close()
+def _by_worker(
+    workers: Workers, pipeline: Pipeline, steps: int
+) -> Iterator[tuple[int, _Marks | str]]:
+    for step in range(steps):
+        try:
+            yield step, _marks(workers.read(pipeline.position(step)))
+        except Exception as error:
+            if isinstance(error, RuntimeError) and not isinstance(error, RecordReadError):
+                raise  # the process cannot start, or has ended
+            yield step, _why(error)
+            return

@@ -1,4 +1,4 @@
-"""Numbered tasks on several threads: results in order, the error of the first that fails, no thread left."""
+"""Run numbered tasks on several threads: results in order, the first task's error, no thread left."""
 
 import collections
 import contextlib
@@ -12,7 +12,7 @@ _Result = TypeVar("_Result")
 
 
 def usable_cores() -> int:
-    """How many cores this process may run on."""
+    """Number of cores that this process may run on."""
     if hasattr(os, "process_cpu_count"):  # from Python 3.13 on
         return os.process_cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):  # not on macOS
@@ -23,22 +23,22 @@ def usable_cores() -> int:
 def in_order(
     work: "Callable[[int, Crew[_Result]], _Result]", count: int, threads: int
 ) -> list[_Result]:
-    """Does ``work(number, crew)`` for each number below ``count``, on the calling thread and others.
+    """Call ``work(number, crew)`` for each number below ``count``, on the calling thread and others.
 
-    Numbers are begun in order. After a failure none is begun any more, and those before it are
-    finished: whichever thread was faster, the error is that of the first number that fails.
+    Numbers start in order. After a failure no other starts, and those before it are finished, so the error
+    does not depend on which thread was faster.
 
     Args:
-      work: takes a number, and the `Crew` that does it.
-      count: how many.
-      threads: how many threads work, the calling one among them; with 1 no other is started.
+      work: takes a number and the `Crew` that works on it.
+      count: number of calls.
+      threads: number of threads, including the calling one; with 1 no other is started.
 
     Returns:
-      A result for each number, in order, once all other threads have ended.
+      A result for each number, in order, when all other threads have ended.
 
     Raises:
-      Exception: that of the first number that failed, once all other threads have ended; so too a
-        KeyboardInterrupt, for which no further number is finished.
+      Exception: the error of the first number that failed, when all other threads have ended. After a
+        KeyboardInterrupt no further number is finished.
     """
     crew = Crew(work, count)
     if threads > 1 and count > 0:
@@ -48,8 +48,8 @@ def in_order(
     return crew.results()
 
 
-class Stopped(Exception):  # noqa: N818 (it is no error: another task's error ends this one)
-    """A task that need not be finished, because one before it has failed."""
+class Stopped(Exception):  # noqa: N818 (not an error: another task's error ends this one)
+    """A task need not be finished, because one before it has failed."""
 
 
 class Crew(Generic[_Result]):
@@ -64,12 +64,12 @@ class Crew(Generic[_Result]):
         self._pool: ThreadPoolExecutor | None = None
 
     def check(self, number: int) -> None:
-        """Raises `Stopped` where the task of this number need not be finished."""
+        """Raise `Stopped` if the task of this number need not be finished."""
         if number >= self._end:
             raise Stopped
 
     def share(self, jobs: Iterable[Callable[[], None]], threads: int) -> None:
-        """Does parts of a task, on so many threads if there is no task left for the other ones."""
+        """Run parts of a task, on several threads if no task is left for the others."""
         waiting = collections.deque(jobs)
 
         def help_out() -> None:
@@ -84,11 +84,11 @@ class Crew(Generic[_Result]):
         helpers = _started(idle, help_out, threads - 1)
         help_out()
         for helper in helpers:
-            if not helper.cancel():  # else no thread was free, and nothing is left to do
+            if not helper.cancel():  # if cancelled, no thread was free, and nothing is left to do
                 helper.result()
 
     def work_with(self, others: int) -> None:
-        """Works together with other threads, until there is nothing left to do."""
+        """Work together with other threads until no task is left."""
         with ThreadPoolExecutor(others, "loader") as self._pool:
             try:
                 started = _started(self._pool, self.work, min(others, self._end - 1))
@@ -96,10 +96,10 @@ class Crew(Generic[_Result]):
                 for other in started:
                     other.result()
             finally:
-                self._stop_from(0)  # has an effect only where this thread was interrupted
+                self._stop_from(0)  # has an effect only if this thread was interrupted
 
     def work(self) -> None:
-        """Does one task after another, until there is none left."""
+        """Run one task after another until none is left."""
         while (number := self._take()) is not None:
             try:
                 self._results[number] = self._work(number, self)
@@ -113,11 +113,11 @@ class Crew(Generic[_Result]):
                 raise
 
     def results(self) -> list[_Result]:
-        """The result of each task, or the error of the first that failed."""
+        """The results of the tasks; raises the error of the first that failed."""
         if not self._errors:
             return [self._results[number] for number in sorted(self._results)]
         first = self._errors.pop(min(self._errors))
-        self._errors.clear()  # an error holds the frames that it came through, and they this crew
+        self._errors.clear()  # an error holds its frames, and these hold this crew
         try:
             raise first
         finally:
@@ -140,8 +140,7 @@ def _started(
 ) -> list[Future[None]]:
     started: list[Future[None]] = []
     if pool is not None:
-        # At the interpreter's exit, or at the system's limit, there are no more threads to be had;
-        # those there are do it all.
+        # At the interpreter's exit, or at the system's limit, no thread can be started: the others do the work.
         with contextlib.suppress(RuntimeError):
             started.extend(pool.submit(what) for _ in range(count))
     return started

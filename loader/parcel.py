@@ -1,55 +1,137 @@
-"""What is sent to worker processes: pickled, with its large arrays once in memory that all of them map.
+"""The data that a process and its workers pass to each other: the stream one way, batches the other.
 
-Nothing here is ever read from a file: a parcel is made by a process for those that it starts itself.
+Both use memory without a name, reached by descriptors alone. It is freed when the last process that has it
+ends, however it ends, and nothing is left in ``/dev/shm``. The stream is pickled by the process that starts
+the workers and unpickled by these workers only; nothing here is read from a file.
 """
 
 import io
 import itertools
+import math
 import mmap
 import os
 import pathlib
 import pickle
 import sys
+import tempfile
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from loader.memory import aligned, new_memory
+from loader.batching import Batch
 
-#: Arrays of at least so many bytes stand in memory that processes share.
+#: Arrays of at least this many bytes are shared instead of copied to each worker.
 SHARED_FROM_BYTES: Final = 1 << 16
 _COMPARED_BYTES: Final = 1 << 16
-#: The system writes less than 2 GiB at once.
+#: Systems write less than 2 GiB at once.
 _WRITTEN_BYTES: Final = 1 << 30
-#: How a pickle names the main module: of a program, and of one that `multiprocessing` has spawned.
+_ALIGNMENT: Final = 64
+_INT64: Final = np.dtype(np.int64)
+#: How a pickle names the main module: of a program, and of a process spawned by `multiprocessing`.
 _MAIN_NAMES: Final = tuple(
     pickle.SHORT_BINUNICODE + bytes([len(name)]) + name for name in (b"__main__", b"__mp_main__")
 )
+
+#: A field of a batch in a `BatchMemory`: its name, dtype, shape and place.
+Described = list[tuple[str, np.dtype[Any], tuple[int, ...], int]]
+
+
+def new_memory(label: str) -> int:
+    """Descriptor of new, empty memory, which the caller closes.
+
+    Args:
+      label: shown by tools such as ``lsof``.
+    """
+    if hasattr(os, "memfd_create"):  # Linux
+        return os.memfd_create(label)
+    with tempfile.TemporaryFile() as file:  # its name is removed at once
+        return os.dup(file.fileno())
+
+
+class BatchMemory:
+    """Memory for one batch at a time, written by one process and read by another.
+
+    Args:
+      descriptor: of the memory; both processes have the same memory.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor: Final = descriptor
+        if os.fstat(descriptor).st_size < _ALIGNMENT:
+            os.ftruncate(descriptor, _ALIGNMENT)
+        # Aligned, so it is never read half written. Other threads read it while `_mapped` is replaced.
+        self._number = np.ndarray((), _INT64, mmap.mmap(descriptor, _ALIGNMENT))
+        # It keeps the size of the largest batch so far, and stays mapped: new pages cost more than a copy.
+        self._mapped: mmap.mmap | None = None
+        self._size = 0
+
+    @property
+    def number(self) -> int:
+        """A number that the writer sets and the reader sees at once; 0 at first."""
+        return int(self._number)
+
+    @number.setter
+    def number(self, value: int) -> None:
+        self._number[()] = value
+
+    def put(self, batch: Batch) -> Described:
+        """Copy a batch here, over the one before; returns the arguments of `get`."""
+        described: Described = []
+        end = _ALIGNMENT
+        for name, array in batch.items():
+            described.append((name, array.dtype, array.shape, end))
+            end = _aligned(end + array.nbytes)
+        if end > self._size:
+            os.ftruncate(self.descriptor, end)
+        for name, dtype, shape, at in described:
+            self._view(end, dtype, shape, at)[...] = batch[name]
+        return described
+
+    def get(self, described: Described) -> Batch:
+        """A copy of the batch that was put here."""
+        end = max((at + _bytes(dtype, shape) for _, dtype, shape, at in described), default=0)
+        return {
+            name: self._view(end, dtype, shape, at).copy() for name, dtype, shape, at in described
+        }
+
+    def close(self) -> None:
+        """Close the descriptor; ``number`` stays readable."""
+        self._mapped = None
+        os.close(self.descriptor)
+
+    def _view(
+        self, end: int, dtype: np.dtype[Any], shape: tuple[int, ...], at: int
+    ) -> npt.NDArray[Any]:
+        """An array in the first ``end`` bytes of the memory."""
+        if _bytes(dtype, shape) == 0:
+            return np.empty(shape, dtype)
+        if self._mapped is None or end > self._size:
+            self._mapped, self._size = mmap.mmap(self.descriptor, end), end
+        return np.ndarray(shape, dtype, self._mapped, at)
 
 
 class Parcel:
     """A pickled value and its large arrays, in memory without a name.
 
     Args:
-      value: of any kind that can be pickled.
+      value: anything that can be pickled.
 
     Attributes:
       memory: its descriptor.
-      sizes: bytes of the pickle, and of each array behind it.
+      sizes: bytes of the pickle, and of each array after it.
       needs_main: whether something in it is defined in the program's main module.
 
     Raises:
-      Exception: whatever keeps the value from being pickled; see `check_sendable`.
+      Exception: the value cannot be pickled; see `check_sendable`.
     """
 
     def __init__(self, value: Any) -> None:
-        pickled, buffers = io.BytesIO(), list[memoryview]()
-        _Pickler(pickled, buffers.append).dump(value)
-        pieces = [pickled.getbuffer(), *buffers]
-        self.needs_main = _names_main(pickled.getvalue())
+        pickled, buffers = _pickled(value)
+        self.needs_main = _names_main(pickled)
+        pieces = [memoryview(pickled), *buffers]
         self.sizes = [len(piece) for piece in pieces]
         self.memory = new_memory("regrain-parcel")
         try:
@@ -60,56 +142,78 @@ class Parcel:
             raise
 
     def close(self) -> None:
-        """Lets go of the memory; who has mapped it keeps it."""
+        """Close the descriptor; processes that have mapped the memory keep it."""
         os.close(self.memory)
 
 
 def unpack(memory: int, sizes: Sequence[int]) -> Any:
-    """The value of a `Parcel`. What a process writes into its arrays, it alone sees.
+    """The value of a `Parcel`. A process's writes into its arrays stay its own.
 
     Raises:
-      Exception: whatever keeps the value from being unpickled.
+      Exception: the value cannot be unpickled.
     """
     places = _places(sizes)
-    # Not copied as long as nobody writes to it.
+    # Pages are shared until this process writes to them.
     mapped = memoryview(mmap.mmap(memory, places[-1] + sizes[-1], access=mmap.ACCESS_COPY))
     pickled, *buffers = (mapped[at : at + size] for at, size in zip(places, sizes, strict=True))
     return pickle.loads(pickled, buffers=buffers)  # noqa: S301 (of the process that started this one)
 
 
 def check_sendable(name: str, value: Any) -> None:
-    """Checks that a value can be sent to worker processes.
+    """Check that a value can be sent to worker processes, without a copy of its large arrays.
 
     Args:
       name: of the value, for the message.
-      value: what is to be sent. It is pickled into nothing: large arrays cost no time here.
+      value: what is to be sent.
 
     Raises:
-      TypeError: it cannot; names the part of it that is at fault, and what to do.
+      TypeError: it cannot; the message names the part at fault, and what to do.
     """
     if _fault(value) is None:
         return
     where, part, why = _culprit(name, value, set())
+    if isinstance(part, types.FunctionType | type):
+        way_out = (
+            "Define it with def or class at the top level of a module (no lambda), and import it from "
+            "there."
+        )
+    else:
+        way_out = (
+            "What is open or running belongs to one process: let its owner leave it out in __getstate__, "
+            "and open it again when it is first used."
+        )
     raise TypeError(
         f"worker processes get a copy of the {name}, and {where}, {part!r:.100}, cannot be sent: {why}. "
-        + _way_out(part)
+        + way_out
     )
 
 
-def _write(memory: int, data: memoryview, at: int) -> None:
-    while data:
-        done = os.pwrite(memory, data[:_WRITTEN_BYTES], at)
-        data, at = data[done:], at + done
+def main_module() -> dict[str, str]:
+    """The argument with which `multiprocessing.spawn.prepare` imports the main module; empty if it cannot."""
+    main = sys.modules["__main__"]
+    name = getattr(getattr(main, "__spec__", None), "name", None)
+    if name is not None:
+        # `prepare` does not import the __main__ of a package.
+        runs_at_once = name == "__main__" or name.endswith(".__main__")
+        return {} if runs_at_once else {"init_main_from_name": name}
+    path = getattr(main, "__file__", None)
+    return {} if path is None else {"init_main_from_path": str(pathlib.Path(path).absolute())}
 
 
-class _Writable(Protocol):
-    def write(self, data: Any, /) -> Any: ...
+# --- pickling -------------------------------------------------------------------------------------
+
+
+def _pickled(value: Any) -> tuple[bytes, list[memoryview]]:
+    """A pickle, and the large arrays beside it."""
+    pickled, buffers = io.BytesIO(), list[memoryview]()
+    _Pickler(pickled, buffers.append).dump(value)
+    return pickled.getvalue(), buffers
 
 
 class _Pickler(pickle.Pickler):
-    """Keeps large arrays out of the pickle, and maps from its file what is mapped from one."""
+    """Keeps large arrays out of the pickle; arrays mapped from a file are sent as its name."""
 
-    def __init__(self, file: _Writable, take: Callable[[memoryview], None]) -> None:
+    def __init__(self, file: io.BytesIO, take: Callable[[memoryview], None]) -> None:
         def is_in_pickle(buffer: pickle.PickleBuffer) -> bool:
             view = buffer.raw()
             if len(view) < SHARED_FROM_BYTES:
@@ -122,9 +226,9 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if type(value) not in (np.ndarray, np.memmap) or value.nbytes < SHARED_FROM_BYTES:
             return NotImplemented
-        again = _mapping_of(value)
-        if again is not None:
-            return _mapped, again
+        mapping = _mapping_of(value)
+        if mapping is not None:
+            return _mapped, mapping
         if type(value) is np.memmap or not (value.flags.c_contiguous or value.flags.f_contiguous):
             # NumPy would put these into the pickle.
             return np.asarray, (np.ascontiguousarray(value),)
@@ -132,7 +236,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _mapping_of(array: npt.NDArray[Any]) -> tuple[Any, ...] | None:
-    """What `_mapped` makes an array of, if it is mapped from a file that is still there."""
+    """Arguments of `_mapped` for an array mapped from a file that is still the one of its name."""
     root: Any = array
     while isinstance(root.base, np.ndarray):
         root = root.base
@@ -141,18 +245,38 @@ def _mapping_of(array: npt.NDArray[Any]) -> tuple[Any, ...] | None:
     low, high = np.lib.array_utils.byte_bounds(array)
     start = root.offset + low - np.lib.array_utils.byte_bounds(root)[0]
     whole = np.frombuffer(root.base, np.uint8)
+    if not _is_file_of(whole.ctypes.data, root.filename):
+        return None
     low_in_whole = low - whole.ctypes.data
     mapped = whole[low_in_whole : low_in_whole + high - low]
     try:
         again = np.memmap(root.filename, np.uint8, "r", start, (high - low,))
     except (OSError, ValueError):
         return None
-    # Another file may have that name by now.
+    # Where the system does not show its mappings, another file of that name shows in its ends at most.
     ends = slice(0, _COMPARED_BYTES), slice(-_COMPARED_BYTES, None)
     if not all(np.array_equal(mapped[end], again[end]) for end in ends):
         return None
     first = array.ctypes.data - low
     return root.filename, start, high - low, array.dtype, array.shape, array.strides, first
+
+
+def _is_file_of(address: int, path: str | os.PathLike[str]) -> bool:
+    """Whether the memory at an address is mapped from a file; True on systems without ``/proc``."""
+    try:
+        maps = pathlib.Path("/proc/self/maps").read_text("utf-8", "surrogateescape")
+    except FileNotFoundError:
+        return True
+    for line in maps.splitlines():
+        low, _, high = line.partition(" ")[0].partition("-")
+        if int(low, 16) <= address < int(high, 16):
+            # The path follows the file when it is renamed, and ends in " (deleted)" when it is gone.
+            shown = line.split(maxsplit=5)[5:]
+            try:
+                return bool(shown) and pathlib.Path(shown[0]).samefile(path)
+            except OSError:
+                return False
+    return False
 
 
 def _mapped(
@@ -169,37 +293,40 @@ def _mapped(
     return np.ndarray(shape, dtype, extent, first, strides)
 
 
+def _write(memory: int, data: memoryview, at: int) -> None:
+    while data:
+        done = os.pwrite(memory, data[:_WRITTEN_BYTES], at)
+        data, at = data[done:], at + done
+
+
 def _places(sizes: Sequence[int]) -> list[int]:
-    """Where pieces of so many bytes begin."""
-    return [0, *itertools.accumulate(map(aligned, sizes[:-1]))]
+    """Offsets of pieces of these sizes."""
+    return [0, *itertools.accumulate(map(_aligned, sizes[:-1]))]
+
+
+def _aligned(size: int) -> int:
+    """The first place from ``size`` on where NumPy's fastest loops may start."""
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    return dtype.itemsize * math.prod(shape)
 
 
 # --- what cannot be sent --------------------------------------------------------------------------
 
 
-def _names_main(pickled: Any) -> bool:
+def _names_main(pickled: bytes) -> bool:
     return any(name in pickled for name in _MAIN_NAMES)
-
-
-class _Nowhere:
-    """A file for a pickle that nobody needs."""
-
-    def __init__(self) -> None:
-        self.names_main = False
-
-    def write(self, data: Any) -> None:
-        # A name comes in one piece: the pickler cuts what it writes between two instructions alone.
-        self.names_main = self.names_main or _names_main(bytes(data))
 
 
 def _fault(value: Any) -> str | None:
     """Why a value cannot be sent, if it cannot."""
-    nowhere = _Nowhere()
     try:
-        _Pickler(nowhere, lambda _: None).dump(value)
-    except Exception as error:  # noqa: BLE001 (whatever classes raise that define how they are pickled)
+        pickled, _ = _pickled(value)
+    except Exception as error:  # noqa: BLE001 (classes define their own pickling, and raise anything)
         return f"{type(error).__name__}: {error}"
-    if nowhere.names_main and not main_module():
+    if _names_main(pickled) and not main_module():
         return (
             "it is defined in a program that no other process can import (a notebook, a prompt, "
             "python -c, or the __main__ of a package)"
@@ -207,20 +334,8 @@ def _fault(value: Any) -> str | None:
     return None
 
 
-def main_module() -> dict[str, str]:
-    """What `multiprocessing.spawn.prepare` imports the program's main module by; empty if nothing can."""
-    main = sys.modules["__main__"]
-    name = getattr(getattr(main, "__spec__", None), "name", None)
-    if name is not None:
-        # It leaves a package's __main__ alone.
-        runs_at_once = name == "__main__" or name.endswith(".__main__")
-        return {} if runs_at_once else {"init_main_from_name": name}
-    path = getattr(main, "__file__", None)
-    return {} if path is None else {"init_main_from_path": str(pathlib.Path(path).absolute())}
-
-
 def _culprit(name: str, value: Any, seen: set[int]) -> tuple[str, Any, str]:
-    """The innermost part of a value that cannot be sent: how one gets to it, the part, and why."""
+    """The innermost part of a value that cannot be sent: the expression for it, the part, and why."""
     seen.add(id(value))
     for part_name, part in _parts(name, value):
         if id(part) not in seen and _fault(part) is not None:
@@ -229,7 +344,7 @@ def _culprit(name: str, value: Any, seen: set[int]) -> tuple[str, Any, str]:
 
 
 def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """What pickle goes on with, by how one gets to it."""
+    """The parts of a value that are pickled with it, each after the expression for it."""
     if isinstance(value, dict):
         yield from ((f"{name}[{key!r}]", part) for key, part in value.items())
     elif isinstance(value, list | tuple | set | frozenset):
@@ -237,12 +352,13 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif not isinstance(value, types.FunctionType | type | np.ndarray):
         try:
             reduced = value.__reduce_ex__(5)
-        except Exception:  # noqa: BLE001 (then it is the value itself that is at fault)
+        except Exception:  # noqa: BLE001 (the value itself is at fault)
             return
         if isinstance(reduced, str):
             return
         _, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
-        for part in _flat(state):
+        # The state of a class with slots is two of them: __dict__ and slots.
+        for part in state if isinstance(state, tuple) else (state,):
             if isinstance(part, dict):
                 yield from ((f"{name}.{key}", inner) for key, inner in part.items())
             else:
@@ -250,17 +366,3 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((name, part) for part in arguments)
         yield from ((f"{name}[{i}]", part) for i, part in enumerate(items or ()))
         yield from ((f"{name}[{key!r}]", part) for key, part in pairs or ())
-
-
-def _flat(state: Any) -> tuple[Any, ...]:
-    """A state is one thing, or a tuple, such as of those in ``__dict__`` and those in slots."""
-    return state if isinstance(state, tuple) else (state,)
-
-
-def _way_out(part: Any) -> str:
-    if isinstance(part, types.FunctionType | type):
-        return "Define it with def or class at the top level of a module (no lambda), and import it from there."
-    return (
-        "What is open or running belongs to one process: let its owner leave it out in __getstate__, "
-        "and open it again when it is first used."
-    )

@@ -648,6 +648,8 @@ class BatchIterator(grain.DatasetIterator[Batch]):
             self._mover = ThreadPoolExecutor(1, "regrain-device")
         moving, self._moving = self._moving, None
         if moving is None:
+            if self._worker_count:
+                self._started_workers()  # by this thread: see `loader.worker_process.PROGRAM`
             moving = self._mover.submit(self._read_and_move, self._position, device)
         moved = moving.result()
         following = self._pipeline.grid.after(self._position)

@@ -1,7 +1,7 @@
-"""Which rows of each batch a JAX process reads, and the global arrays that all of them make together.
+"""The rows of each batch that a JAX process reads, and the global arrays that all processes make together.
 
-The stream is global: neither an iterator's state nor what a batch holds depends on the number of
-processes. Of each batch, process p of P reads rows ``p * B / P`` to ``(p + 1) * B / P``.
+The stream is global: an iterator's state and the batches do not depend on the number of processes. Process p of P
+reads rows ``p * B / P`` to ``(p + 1) * B / P`` of each batch.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from loader.config import PipelineConfig
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """A share of each batch: number ``index`` of ``count`` equal ones, in order."""
+    """A share of each batch: number ``index`` of ``count`` equal shares, in order."""
 
     index: int = 0
     count: int = 1
@@ -29,17 +29,17 @@ WHOLE: Final = Shard()
 def shard_of_process(
     process_index: Any, process_count: Any, sharding: "jax.sharding.Sharding | None" = None
 ) -> Shard:
-    """The share that is asked for, or by default this process's own.
+    """The requested share, by default this process's own.
 
     Args:
-      process_index: its number; ``None`` is that of this process under `jax.distributed`, and the
-        whole batch without it.
-      process_count: how many there are.
-      sharding: of the global batch, if it is known: then by default this process's share is what its
-        devices hold, which several processes may have in common.
+      process_index: number of the process; by default this process's under `jax.distributed`, and without
+        that the whole batch.
+      process_count: number of processes.
+      sharding: of the global batch, if it is known. By default this process's share is then the one that
+        its devices hold, which other processes may hold too.
 
     Raises:
-      TypeError, ValueError: one of both without the other, no integers, or out of range.
+      TypeError, ValueError: one without the other, not integers, or out of range.
     """
     several = jax.distributed.is_initialized()
     held = _shard_of_sharding(sharding) if several and sharding is not None else None
@@ -67,10 +67,10 @@ def shard_of_process(
 
 
 def check_shard(config: PipelineConfig, shard: Shard) -> None:
-    """Checks that each batch of a stream can be shared out.
+    """Check that each batch of a stream can be divided into equal shares.
 
     Raises:
-      ValueError: it cannot, says why and what to do.
+      ValueError: it cannot; says why and what to do.
     """
     if shard.count == 1:
         return
@@ -88,17 +88,17 @@ def check_shard(config: PipelineConfig, shard: Shard) -> None:
 
 
 def global_batch(batch: Mapping[str, Any], sharding: jax.sharding.Sharding) -> dict[str, Any]:
-    """The global `jax.Array` of each field, of which this process gives its rows.
+    """The global `jax.Array` of each field, from this process's rows.
 
     Args:
-      batch: fields with a leading axis of this process's rows, all of dtypes that JAX has.
-      sharding: of the global batch: splits the batch axis alone, over any axes of the mesh.
+      batch: fields with a leading axis of this process's rows, of dtypes that JAX has.
+      sharding: of the global batch; it splits the batch axis only, over any axes of the mesh.
 
     Returns:
-      The fields as global arrays. Their leading axis is that of the whole batch.
+      The fields as global arrays with the leading axis of the whole batch.
 
     Raises:
-      ValueError: this process's devices do not hold one stretch of rows, or not as many as it gives.
+      ValueError: this process's devices do not hold consecutive rows, or another number of rows.
     """
     shard = _shard_of_sharding(sharding)
     return {

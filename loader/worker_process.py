@@ -1,8 +1,8 @@
-"""What runs in a worker process: it reads the batches that it is asked for, as long as somebody can ask.
+"""The program of a worker process: it reads the batches that its owner requests, until the owner is gone.
 
-It has one connection, to the process that started it. Through that come a `Task` and then `Request`s, and
-back go `Answer`s; batches go through memory. When nobody holds the other end any more, however that came
-about, the worker ends at once, whatever it is doing.
+Messages go through one connection: a `Task`, then `Request`s; an `Answer` comes back for each request. The
+batches go through shared memory (see `parcel`). A worker ends at once, whatever it is doing, when nobody
+holds the other end of its connection.
 """
 
 import collections
@@ -10,7 +10,6 @@ import io
 import multiprocessing.spawn
 import os
 import pickle
-import select
 import signal
 import sys
 import threading
@@ -22,21 +21,33 @@ from typing import Any, Final, NamedTuple, NoReturn, Protocol
 import jax
 
 from loader.batching import Batch, Position
-from loader.memory import BatchMemory, Described, SharedNumber
-from loader.parcel import unpack
+from loader.parcel import BatchMemory, Described, unpack
 from loader.processes import Shard
+from loader.program import PROGRAM_SIGNALS
 
-#: A record that was masked: its ID, its row, and why.
-Masked = tuple[int | str, int, str]
-#: Signals that may be sent to all processes of a program, and that are for the program to act on.
-PROGRAM_SIGNALS: Final = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
-#: Settings of JAX that decide what its functions return.
+#: The first lines that a worker runs. They come before its imports, which take a second or two: a worker
+#: whose owner ends meanwhile has to end too. The kernel kills it even if it is stopped or holds Python's
+#: lock, but does so at the end of the *thread* that started it: only the main thread requests that.
+PROGRAM: Final = """
+import sys
+sys.path[:] = sys.argv[4:]
+descriptor, owner, by_kernel = map(int, sys.argv[1:4])
+import os, select, threading
+if by_kernel and sys.platform == "linux":
+    import ctypes
+    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+if os.getppid() != owner:
+    os._exit(0)
+poll = select.poll()
+poll.register(descriptor, 0)  # reports the hang-up only
+def end_with_owner():
+    poll.poll()
+    os._exit(0)
+threading.Thread(target=end_with_owner, name="regrain-owner", daemon=True).start()
+from loader.worker_process import run
+run(descriptor)
+"""
+#: JAX's settings that change what its functions return.
 _JAX_SETTINGS: Final = (
     "jax_enable_x64",
     "jax_numpy_dtype_promotion",
@@ -49,19 +60,28 @@ _JAX_SETTINGS: Final = (
 NOT_STARTED: Final = -1
 _here: Final = threading.Event()
 
+#: A masked record: its ID, its row, and why.
+Masked = tuple[int | str, int, str]
+
+
+class Stream(Protocol):
+    """The part of a stream that a worker uses."""
+
+    def read(self, position: Position, shard: Shard, note: Callable[[Masked], None], /) -> Batch:
+        """A share of the batch at a position; calls ``note`` for each masked record."""
+
 
 class Task(NamedTuple):
     """What a worker is started with.
 
     Attributes:
-      main: how the program's main module is imported, where the stream needs it; else empty.
+      main: how to import the program's main module; empty if the stream needs nothing from it.
       argv: the program's arguments.
-      jax_settings: as `jax_settings` gives them.
-      parcel: the descriptor of a `Parcel` of the stream.
-      sizes: those of the parcel.
-      shard: which share of each batch is read.
-      memories: descriptors of the memory that batches are put into.
-      answers: descriptor of a `SharedNumber`: one more than the number of the last answer.
+      jax_settings: see `jax_settings`.
+      parcel: descriptor of a `Parcel` of the stream.
+      sizes: of that parcel.
+      shard: the share of each batch to read.
+      memories: descriptors of the `BatchMemory` of each slot.
     """
 
     main: Mapping[str, str]
@@ -71,17 +91,16 @@ class Task(NamedTuple):
     sizes: Sequence[int]
     shard: Shard
     memories: Sequence[int]
-    answers: int
 
 
 class Request(NamedTuple):
-    """A batch that is asked for.
+    """A request for a batch.
 
     Attributes:
-      number: counted up from 0.
+      number: counted from 0.
       position: where the batch begins.
-      memory: which of the memories it is put into.
-      wanted_from: requests of lower numbers need no answer any more.
+      memory: index of the memory for it.
+      wanted_from: requests with lower numbers need no answer any more.
     """
 
     number: int
@@ -94,11 +113,11 @@ class Failure(NamedTuple):
     """An exception, as far as it can be sent.
 
     Attributes:
-      error: it, pickled; empty where it cannot be.
-      text: its type and what it says.
-      cause: the exception that it was raised from, pickled; empty where there is none, or it cannot be.
-      cause_text: that one's type and what it says; empty where there is none.
-      trace: where all of it was raised.
+      error: the pickled exception; empty if it cannot be pickled.
+      text: its type and message.
+      cause: its pickled cause; empty if there is none, or it cannot be pickled.
+      cause_text: type and message of the cause; empty if there is none.
+      trace: the traceback.
     """
 
     error: bytes
@@ -109,18 +128,11 @@ class Failure(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What came of a request; or why the start has failed, as number `NOT_STARTED`."""
+    """The result of a request; with number `NOT_STARTED` the reason why the worker cannot start."""
 
     number: int
     result: Described | Failure
     masked: Sequence[Masked] = ()
-
-
-class Stream(Protocol):
-    """What a worker needs of a stream."""
-
-    def read(self, position: Position, shard: Shard, note: Callable[[Masked], None], /) -> Batch:
-        """A share of the batch at a position; tells of each record that is masked."""
 
 
 def is_worker_process() -> bool:
@@ -128,54 +140,27 @@ def is_worker_process() -> bool:
     return _here.is_set()
 
 
-def run(descriptor: int) -> NoReturn:
-    """All that a worker process does."""
-    _here.set()
-    for number in (
-        PROGRAM_SIGNALS
-    ):  # a handler of our own, which programs started by a transform do not inherit
-        signal.signal(number, lambda *_: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, PROGRAM_SIGNALS)  # as the parent had them blocked
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # nothing is flushed when a worker ends
-    connection = Connection(descriptor)
-    try:
-        _end_with_parent(descriptor)
-        _work(connection)
-    except (EOFError, OSError):
-        os._exit(0)  # nobody is there any more
-    except BaseException:  # noqa: BLE001 (none that a user can cause)
-        traceback.print_exc()
-        os._exit(1)
-
-
 def jax_settings() -> dict[str, Any]:
-    """What JAX is set to here, by name, where that decides what its functions return."""
+    """JAX's settings here, by name, that change what its functions return."""
     return {name: getattr(jax.config, name) for name in _JAX_SETTINGS if hasattr(jax.config, name)}
 
 
-def failure_of(error: BaseException) -> Failure:
-    """An exception, made ready to be sent to another process, whatever it is."""
-    cause = error.__cause__
-    return Failure(
-        _sendable(error),
-        _text(error),
-        b"" if cause is None else _sendable(cause),
-        "" if cause is None else _text(cause),
-        "".join(traceback.format_exception(error)),
-    )
-
-
-def _end_with_parent(descriptor: int) -> None:
-    """Has a thread end this process as soon as nobody holds the other end of a connection."""
-    poll = select.poll()
-    poll.register(descriptor, 0)  # tells of nothing but the hang-up
-
-    def wait() -> None:
-        poll.poll()
-        os._exit(0)
-
-    threading.Thread(target=wait, name="regrain-parent", daemon=True).start()
+def run(descriptor: int) -> NoReturn:
+    """The whole life of a worker process, after its imports."""
+    _here.set()
+    for number in PROGRAM_SIGNALS:
+        # A Python handler: SIG_IGN would be inherited by programs that a transform starts.
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PROGRAM_SIGNALS)  # the owner had them blocked
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # nothing is flushed when a worker ends
+    try:
+        _work(Connection(descriptor))
+    except (EOFError, OSError):
+        os._exit(0)  # the owner is gone
+    except BaseException:  # noqa: BLE001 (a fault of ours)
+        traceback.print_exc()
+        os._exit(1)
 
 
 def _work(connection: "Connection[Any, Any]") -> NoReturn:
@@ -186,19 +171,19 @@ def _work(connection: "Connection[Any, Any]") -> NoReturn:
         multiprocessing.spawn.prepare({"sys_argv": task.argv, **task.main})
         stream: Stream = unpack(task.parcel, task.sizes)
         os.close(task.parcel)
-    except BaseException as error:  # noqa: BLE001 (whatever importing and unpickling may raise)
+    except BaseException as error:  # noqa: BLE001 (imports and unpickling run any code)
         connection.send(Answer(NOT_STARTED, failure_of(error)))
         os._exit(1)
     memories = [BatchMemory(descriptor) for descriptor in task.memories]
-    answers = SharedNumber(task.answers)
     waiting = collections.deque[Request]()
     while True:
         while not waiting or connection.poll():
             waiting.append(connection.recv())
         request = waiting.popleft()
         if request.number >= (waiting or [request])[-1].wanted_from:
-            connection.send(_answer(stream, task.shard, request, memories[request.memory]))
-            answers.set(request.number + 1)
+            memory = memories[request.memory]
+            connection.send(_answer(stream, task.shard, request, memory))
+            memory.number = request.number + 1
 
 
 def _answer(stream: Stream, shard: Shard, request: Request, memory: BatchMemory) -> Answer:
@@ -206,17 +191,29 @@ def _answer(stream: Stream, shard: Shard, request: Request, memory: BatchMemory)
     result: Described | Failure
     try:
         result = memory.put(stream.read(request.position, shard, masked.append))
-    except BaseException as error:  # noqa: BLE001 (whatever a source or a transform may raise)
+    except BaseException as error:  # noqa: BLE001 (sources and transforms raise anything)
         result = failure_of(error)
     return Answer(request.number, result, masked)
 
 
+def failure_of(error: BaseException) -> Failure:
+    """A `Failure` of any exception."""
+    cause = error.__cause__
+    return Failure(
+        _sendable(error),
+        _text(error),
+        b"" if cause is None else _sendable(cause),
+        "" if cause is None else _text(cause),
+        "".join(traceback.format_exception(error)),
+    )
+
+
 def _sendable(error: BaseException) -> bytes:
+    """The pickled exception; empty if it cannot be pickled, or unpickled again."""
     try:
         pickled = pickle.dumps(error)
-        # Some can be pickled, and not be made again from that.
         again = pickle.loads(pickled)  # noqa: S301 (this process's own)
-    except Exception:  # noqa: BLE001 (whatever classes raise that define how they are pickled)
+    except Exception:  # noqa: BLE001 (classes define their own pickling, and raise anything)
         return b""
     return pickled if isinstance(again, BaseException) else b""
 

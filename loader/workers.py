@@ -1,10 +1,9 @@
-"""Worker processes that read batches ahead, of which nothing outlives their owner.
+"""Worker processes that read batches ahead; none outlives its owner.
 
-A batch is a function of its position, so all that goes to a worker is a position. Batch i of those asked
-for is read by worker ``i % count``, and at most two of each worker's wait to be fetched. The processes are
-started by us, and not by Grain's ``mp_prefetch`` or a pool of the standard library: their queues have one
-writer's end in the parent too, which waits for ever where a worker is killed while it sends; their names
-in ``/dev/shm`` outlive a killed parent; and both leave a tracker process behind.
+A batch is a function of its position, so positions are all that a worker needs. Request number i goes to
+worker ``i % count``, and at most two requests to each worker are open. Grain's ``mp_prefetch`` and the
+standard library's pools are not used: their parent waits for ever if a worker is killed while it sends,
+their names in ``/dev/shm`` outlive a killed parent, and both leave a tracker process behind.
 """
 
 import collections
@@ -16,10 +15,10 @@ import os
 import pathlib
 import pickle
 import signal
-import subprocess
 import sys
+import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from multiprocessing.connection import Pipe
 from typing import Any, Final, NamedTuple, NoReturn, Protocol
 
@@ -28,12 +27,12 @@ import numpy as np
 from loader.amounts import bytes_text, things_text
 from loader.batching import Batch, Position
 from loader.errors import RecordReadError, WorkerDiedError
-from loader.memory import BatchMemory, SharedNumber, new_memory
-from loader.parcel import Parcel, check_sendable, main_module
+from loader.parcel import BatchMemory, Parcel, check_sendable, main_module, new_memory
 from loader.processes import Shard
+from loader.program import PROGRAM_SIGNALS, Program, kill_all, signals_held
 from loader.worker_process import (
     NOT_STARTED,
-    PROGRAM_SIGNALS,
+    PROGRAM,
     Answer,
     Failure,
     Masked,
@@ -45,41 +44,39 @@ from loader.worker_process import (
 )
 
 _log: Final = logging.getLogger(__name__)
-#: Batches that each worker has been asked for: one that it reads, and one that it has read.
-_ASKED_OF_EACH: Final = 2
-#: How often it is looked whether a worker is still there. It shows by itself, but for a connection that
-#: another process has inherited.
+#: Open requests to each worker: one that it reads, and one that it has read.
+_OPEN_EACH: Final = 2
+#: Time between two looks at a worker that gives no answer. If it has ended, its connection shows that at
+#: once, unless another process has inherited the other end.
 _LOOK_SECONDS: Final = 1.0
+#: A worker that is stopped at this many looks in a row is logged.
+_STOPPED_LOOKS: Final = 5
 _END_SECONDS: Final = 5.0
-_PROGRAM: Final = (
-    "import sys; sys.path[:] = sys.argv[2:]; "
-    "from loader.worker_process import run; run(int(sys.argv[1]))"
-)
 
 
 class Grids(Protocol):
-    """Where the batches of a stream begin and end."""
+    """The places at which the batches of a stream begin and end."""
 
     def is_end(self, position: Position, /) -> bool:
         """Whether no batch begins there."""
 
     def after(self, position: Position, /) -> Position:
-        """The place behind the batch at a position."""
+        """The place after the batch at a position."""
 
 
 class WorkedStream(Stream, Protocol):
-    """What `Workers` need of a stream."""
+    """The part of a stream that `Workers` use."""
 
     @property
     def grid(self) -> Grids:
-        """Where its batches begin and end."""
+        """The places at which its batches begin and end."""
 
     def count_masked(self, position: Position, masked: Iterable[Masked], /) -> None:
-        """Counts records of the batch at a position, which a worker has read, as masked."""
+        """Count masked records of the batch at a position, which a worker has read."""
 
 
-class Asked(NamedTuple):
-    """A batch that was asked for."""
+class _Asked(NamedTuple):
+    """An open request."""
 
     number: int
     position: Position
@@ -89,33 +86,42 @@ class Workers:
     """Processes that read the batches of a stream ahead. They belong to one thread at a time.
 
     Args:
-      stream: is copied to each of them, but for its large arrays, which they share.
-      shard: which share of each batch is read.
-      count: how many.
+      stream: copied to each process, except for its large arrays, which are shared.
+      shard: the share of each batch to read.
+      count: number of processes.
+      environment: variables to set in them.
 
     Raises:
       OSError: a process cannot be started.
-      Exception: whatever keeps the stream from being pickled.
+      Exception: the stream cannot be pickled; see `check_workers`.
     """
 
-    def __init__(self, stream: WorkedStream, shard: Shard, count: int) -> None:
+    def __init__(
+        self,
+        stream: WorkedStream,
+        shard: Shard,
+        count: int,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._stream = stream
         self._workers: Final[list[_Worker]] = []
-        self._asked = collections.deque[Asked]()
+        self._asked = collections.deque[_Asked]()
         self._next_number = 0
         self._next_position = Position()
-        # At the interpreter's exit too.
+        # Also at the interpreter's exit.
         self._end = weakref.finalize(self, _end, self._workers, os.getpid())
         _open.add(self)
         try:
             with contextlib.closing(Parcel(stream)) as parcel:
-                for _ in range(count):
-                    self._workers.append(_Worker(parcel, shard))
+                # Ctrl-C must not fall between a process's start and its entry in the list.
+                with signals_held():
+                    for _ in range(count):
+                        self._workers.append(_Worker(parcel, shard, environment or {}))
                 _log.info(
                     "%s started, with %s of arrays to share: processes %s",
                     things_text(count, "worker"),
                     bytes_text(sum(parcel.sizes[1:])),
-                    ", ".join(str(worker.process.pid) for worker in self._workers),
+                    ", ".join(str(worker.program.pid) for worker in self._workers),
                 )
         except BaseException:
             self.close()
@@ -123,17 +129,16 @@ class Workers:
 
     @property
     def is_closed(self) -> bool:
-        """Whether they are: by `close`, or since this is a process forked from theirs."""
+        """Whether `close` was called, or this process was forked from their owner."""
         return not self._end.alive
 
     def read(self, position: Position) -> Batch:
-        """The batch at a position. It is there already if it follows the one last read.
+        """The batch at a position; it was read ahead if it follows the one last read.
 
         Raises:
           WorkerDiedError: a worker has ended by itself.
           RuntimeError: the workers cannot start.
-          Exception: what reading the batch has raised. After any error there is nothing to do with these
-            workers but `close`.
+          Exception: reading the batch raised it. After any error these workers can only be closed.
         """
         self.read_ahead(position)
         asked = self._asked[0]
@@ -141,94 +146,88 @@ class Workers:
         answer = worker.answer(asked)
         self._stream.count_masked(position, answer.masked)
         if isinstance(answer.result, Failure):
-            _raise(answer.result, position, worker.process.pid)
-        batch = worker.memories[self._memory_of(asked.number)].get(answer.result)
+            _raise(answer.result, position, worker.program.pid)
+        batch = self._memory(asked).get(answer.result)
         self._asked.popleft()
         self._ask()
         return batch
 
     def read_ahead(self, position: Position) -> None:
-        """Has the batches from a position on read."""
+        """Have the batches from a position on read."""
         if not self._asked or self._asked[0].position != position:
-            # Answers to what was asked for before are passed over, by their numbers.
+            # The numbers of earlier requests mark their answers as out of date.
             self._asked.clear()
             self._next_position = position
         self._ask()
 
     def _ask(self) -> None:
-        """Asks for as many batches as workers may be asked for."""
-        grid, most = self._stream.grid, _ASKED_OF_EACH * len(self._workers)
+        """Send as many requests as may be open."""
+        grid, most = self._stream.grid, self.most_ready(len(self._workers))
         while len(self._asked) < most and not grid.is_end(self._next_position):
-            asked = Asked(self._next_number, self._next_position)
+            asked = _Asked(self._next_number, self._next_position)
             self._asked.append(asked)
             self._next_number += 1
             self._next_position = grid.after(asked.position)
-            request = Request(*asked, self._memory_of(asked.number), self._asked[0].number)
+            request = Request(*asked, self._slot(asked), self._asked[0].number)
             self._workers[asked.number % len(self._workers)].send(request)
 
     @staticmethod
     def most_ready(count: int) -> int:
-        """How many batches so many workers read ahead at most."""
-        return _ASKED_OF_EACH * count
+        """Number of batches that this many workers read ahead at most."""
+        return _OPEN_EACH * count
 
     def count_ready(self) -> int:
-        """How many of the batches that come next are read. May be called from any thread."""
-        answers = [worker.answers.get() for worker in self._workers]
-        return sum(
-            asked.number < answers[asked.number % len(answers)] for asked in list(self._asked)
-        )
+        """Number of the next batches that are read. May be called from any thread."""
+        return sum(asked.number < self._memory(asked).number for asked in list(self._asked))
 
     def kill(self) -> None:
-        """Kills the processes, which ends a `read` in another thread too."""
+        """Kill the processes, which ends a `read` in another thread too."""
         if not self.is_closed:
             for worker in self._workers:
-                worker.process.kill()
+                worker.program.send_kill()
 
     def close(self) -> None:
-        """Ends the processes and lets go of what they have read. Safe to call again."""
+        """End the processes and drop what they have read. Safe to call again."""
         self._end()
 
-    def _memory_of(self, number: int) -> int:
-        return number // len(self._workers) % _ASKED_OF_EACH
+    def _slot(self, asked: _Asked) -> int:
+        return asked.number // len(self._workers) % _OPEN_EACH
+
+    def _memory(self, asked: _Asked) -> BatchMemory:
+        return self._workers[asked.number % len(self._workers)].memories[self._slot(asked)]
 
 
 class _Worker:
-    """A worker process, and what leads to it.
+    """A worker process, its connection and its memory."""
 
-    Args:
-      parcel: of the stream.
-      shard: which share of each batch is read.
-    """
-
-    def __init__(self, parcel: Parcel, shard: Shard) -> None:
+    def __init__(self, parcel: Parcel, shard: Shard, environment: Mapping[str, str]) -> None:
         with contextlib.ExitStack() as undo:
-            self.memories: Final = [_memory(undo) for _ in range(_ASKED_OF_EACH)]
-            self.answers: Final = SharedNumber(new_memory("regrain-answers"))
-            undo.callback(self.answers.close)
-            self.connection, theirs = Pipe()
-            undo.callback(self.connection.close)
+            self.memories: Final[list[BatchMemory]] = []
+            for _ in range(_OPEN_EACH):
+                self.memories.append(BatchMemory(new_memory("regrain-batch")))
+                undo.callback(self.memories[-1].close)
+            memories = [memory.descriptor for memory in self.memories]
+            self._connection, theirs = Pipe()
+            undo.callback(self._connection.close)
             with theirs:
-                memories = [memory.descriptor for memory in self.memories]
-                passed = [theirs.fileno(), parcel.memory, *memories, self.answers.descriptor]
-                self.process: Final = _started(passed)
-            undo.callback(self.process.wait)
-            undo.callback(self.process.kill)
+                passed = [theirs.fileno(), parcel.memory, *memories]
+                self.program: Final = _started(passed, environment)
+            undo.callback(self.program.kill)
             main = main_module() if parcel.needs_main else {}
             self._main: Final = next(iter(main.values()), "")
-            sizes, settings = parcel.sizes, jax_settings()
-            answers = self.answers.descriptor
-            self.send(
-                Task(main, sys.argv, settings, parcel.memory, sizes, shard, memories, answers)
+            task = Task(
+                main, sys.argv, jax_settings(), parcel.memory, parcel.sizes, shard, memories
             )
+            self.send(task)
             undo.pop_all()
 
     def send(self, message: Task | Request) -> None:
-        """Sends it something. If it is gone, that shows when its answer is waited for."""
+        """Send a message. If the process has ended, `answer` raises for that."""
         with contextlib.suppress(OSError):
-            self.connection.send(message)
+            self._connection.send(message)
 
-    def answer(self, asked: Asked) -> Answer:
-        """Waits for what comes of a request; answers to earlier ones are passed over.
+    def answer(self, asked: _Asked) -> Answer:
+        """Wait for the answer to a request; drop answers to earlier ones.
 
         Raises:
           WorkerDiedError: the process has ended.
@@ -237,38 +236,37 @@ class _Worker:
         while True:
             try:
                 self._wait_for_message()
-                answer: Answer = self.connection.recv()
+                answer: Answer = self._connection.recv()
             except (EOFError, OSError):
-                raise WorkerDiedError(asked.position, self._exit_code()) from None
+                if self.program.is_running(_END_SECONDS):  # it has closed its connection only
+                    self.program.kill()
+                raise WorkerDiedError(asked.position, self.program.exit_code or 0) from None
             if isinstance(answer.result, Failure) and answer.number == NOT_STARTED:
                 raise self._not_started(answer.result)
             if answer.number == asked.number:
                 return answer
 
-    def close(self, *, owned: bool) -> None:
-        """Lets go of it, and if it is this process's own, waits for its end."""
-        self.connection.close()
+    def close(self) -> None:
+        """Close this process's ends."""
+        self._connection.close()
         for memory in self.memories:
             memory.close()
-        self.answers.close()
-        if owned:
-            # Longer than that, it is the system that does not come back to it.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(_END_SECONDS)
 
     def _wait_for_message(self) -> None:
-        ended = False
-        while not self.connection.poll(0 if ended else _LOOK_SECONDS):
-            if ended:
+        stopped = 0
+        while not self._connection.poll(_LOOK_SECONDS):
+            if not self.program.is_running():
+                if self._connection.poll():  # it has answered, and then ended
+                    return
                 raise EOFError
-            ended = self.process.poll() is not None
-
-    def _exit_code(self) -> int:
-        try:
-            return self.process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:  # it has closed the connection, and nothing else
-            self.process.kill()
-            return self.process.wait()
+            stopped = stopped + 1 if self.program.is_stopped() else 0
+            if stopped == _STOPPED_LOOKS:
+                _log.warning(
+                    "worker process %d is stopped, and the next batch waits for it. Continue it with "
+                    "kill -CONT %d, or kill it: the iterator then starts new workers",
+                    self.program.pid,
+                    self.program.pid,
+                )
 
     def _not_started(self, failure: Failure) -> RuntimeError:
         if self._main:
@@ -280,48 +278,47 @@ class _Worker:
             )
         else:
             error = RuntimeError(
-                f"a worker process cannot start: {failure.text}. What the pipeline is made of must be "
-                "such that another process can import and unpickle it"
+                f"a worker process cannot start: {failure.text}. Another process must be able to import and "
+                "unpickle the pipeline and all its parts"
             )
-        error.add_note(_trace(failure, self.process.pid))
+        error.add_note(_trace(failure, self.program.pid))
         return error
 
 
-def _memory(undo: contextlib.ExitStack) -> BatchMemory:
-    memory = BatchMemory(new_memory("regrain-batch"))
-    undo.callback(memory.close)
-    return memory
-
-
-def _started(passed: Sequence[int]) -> "subprocess.Popen[bytes]":
-    """A process that runs as this one does, on JAX's CPU backend, should it use JAX at all.
+def _started(passed: list[int], environment: Mapping[str, str]) -> Program:
+    """A process that runs as this one does, but with JAX on the CPU.
 
     Args:
-      passed: descriptors that it gets; the first is its connection.
+      passed: descriptors that it inherits; the first is its connection.
+      environment: variables to set.
     """
     command = multiprocessing.spawn.get_command_line()
     interpreter = command[: command.index("-c")]
-    # A signal to all processes of the program, such as from Ctrl-C, is for the program to act on.
+    by_kernel = threading.current_thread() is threading.main_thread()
+    program = Program(
+        [
+            *interpreter,
+            "-c",
+            PROGRAM,
+            *map(str, (passed[0], os.getpid(), int(by_kernel))),
+            *(path or str(pathlib.Path.cwd()) for path in sys.path),
+        ],
+        None,
+        {"JAX_PLATFORMS": "cpu", **environment},
+        0.0,
+        passed,
+    )
+    # Signals to all processes of a program are for the program to act on. The worker unblocks them when it
+    # has handlers.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, PROGRAM_SIGNALS)
     try:
-        return subprocess.Popen(  # noqa: S603 (Python itself)
-            [
-                *interpreter,
-                "-c",
-                _PROGRAM,
-                str(passed[0]),
-                *(path or str(pathlib.Path.cwd()) for path in sys.path),
-            ],
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "JAX_PLATFORMS": "cpu"},
-            pass_fds=passed,
-        )
+        return program.__enter__()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _raise(failure: Failure, position: Position, pid: int) -> NoReturn:
-    """Raises what a worker has raised, or, where that cannot be sent, an error that says the same."""
+    """Raise a worker's exception, or an error with the same text if that could not be sent."""
     error, cause = _unpickled(failure.error), _unpickled(failure.cause)
     if error is None:
         error = RecordReadError(position, None, None, failure.text)
@@ -337,7 +334,7 @@ def _unpickled(pickled: bytes) -> BaseException | None:
         return None
     try:
         error = pickle.loads(pickled)  # noqa: S301 (of a process that this one has started)
-    except Exception:  # noqa: BLE001 (whatever classes raise that define how they are made again)
+    except Exception:  # noqa: BLE001 (classes define their own pickling, and raise anything)
         return None
     return error if isinstance(error, BaseException) else None
 
@@ -347,19 +344,19 @@ def _trace(failure: Failure, pid: int) -> str:
 
 
 def _end(workers: "list[_Worker]", owner: int) -> None:
-    """Ends workers: from a process that was forked from their owner, lets go of them."""
-    owned = os.getpid() == owner
-    for worker in workers if owned else ():
-        worker.process.kill()
-    for worker in workers:
-        worker.close(owned=owned)
+    """Kill workers and close their connections; in a process forked from their owner, only the latter."""
+    with signals_held():
+        if os.getpid() == owner:
+            kill_all([worker.program for worker in workers])
+        for worker in workers:
+            worker.close()
 
 
 _open: Final = weakref.WeakSet[Workers]()
 
 
 def _let_go() -> None:
-    """In a forked process: else workers would not see that their owner has ended before it."""
+    """Close the connections in a forked process, or workers would not notice their owner's end."""
     for workers in list(_open):
         workers.close()
 
@@ -368,10 +365,10 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 def check_workers(count: Any, stream: Any) -> int:
-    """Checks that a stream can be read by so many worker processes; returns how many.
+    """Check that a number of worker processes can read a stream; returns the number.
 
     Args:
-      count: how many; 0 is none, for which nothing else is checked.
+      count: number of processes; with 0 nothing else is checked.
       stream: what would be sent to them.
 
     Raises:

@@ -14,10 +14,11 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from checkpointing import DrillError, DrillReport, drill, run_drill, step_log
-from checkpointing.comparison import FinalState
-from checkpointing.drill import _plan, _Rhythm
-from checkpointing.drill_report import Attempt
+from checkpointing import DrillError, DrillReport, run_drill, step_log
+from checkpointing.proof import drill
+from checkpointing.proof.compare import FinalState
+from checkpointing.proof.drill import _plan, _Rhythm
+from checkpointing.proof.report import Attempt
 from loader import Position
 from scripts import resume_drill
 from scripts.training.formats import FORMATS

@@ -7,9 +7,9 @@ from typing import Any
 from rich.console import Console
 
 from checkpointing import DrillReport
-from checkpointing.comparison import FinalState, LeafDifference, RunDifference
-from checkpointing.drill_report import Attempt, Kill
-from checkpointing.programs import Cause, Ending
+from checkpointing.proof.compare import FinalState, LeafDifference, RunDifference
+from checkpointing.proof.report import Attempt, Kill
+from checkpointing.proof.process import Cause, Ending
 from regrain.cli.drill_report import table_of_differences
 
 

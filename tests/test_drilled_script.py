@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from checkpointing import DrillError, step_log
-from checkpointing.drilled_script import DrilledScript
-from checkpointing.step_log import process_log
+from checkpointing.proof.process import DrilledScript
+from checkpointing.proof.step_log import process_log
 from loader import Position
 
 
@@ -33,6 +33,7 @@ def test_each_process_is_told_its_number_and_all_the_same_place(tmp_path: Path, 
     assert running.failed == []
     for process, program in enumerate(running.programs):
         told = [f"--dir={tmp_path / 'run'}/x", "127.0.0.1:7", f"{process}/{count}"]
+        assert program.output is not None
         assert program.output.read_text().strip() == f"{told} {tmp_path / 'steps-3.jsonl'}"
     names = [path.name for path in sorted(tmp_path.iterdir())]
     if count == 1:

@@ -22,11 +22,11 @@ from checkpointing import (
     run_drill,
     step_log,
 )
-from checkpointing.drill import _Instant, _with_victims
-from checkpointing.program import Program
-from checkpointing.programs import Programs, reserved_address
-from checkpointing.step_log import STEP_LOG_VARIABLE, process_log
+from checkpointing.proof.drill import _Instant, _with_victims
+from checkpointing.proof.process import Programs, reserved_address
+from checkpointing.proof.step_log import STEP_LOG_VARIABLE, process_log
 from loader import ArraySource, Pipeline, PipelineConfig
+from loader.program import Program
 from regrain.cli import drill as drill_job
 from regrain.cli import drill_report
 from scripts import resume_drill

@@ -8,12 +8,13 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from checkpointing.program import Program
+from loader.program import Program, signals_held
 
 #: Both the program and a child of it hold the writing end of the pipe, and listen to no signal.
 SHELL = "trap '' INT TERM HUP; exec 3>{pipe}; sleep 600 & echo printed; echo begun >&3; wait"
@@ -136,6 +137,25 @@ def test_a_signal_while_the_program_is_killed_leaves_no_process(
         monkeypatch.undo()
 
 
+@pytest.mark.skipif(not hasattr(os, "waitid"), reason="this system does not report it")
+def test_a_program_that_is_stopped_is_seen_until_it_goes_on(
+    tmp_path: pathlib.Path, pipe: int
+) -> None:
+    with shell(tmp_path) as program:
+        wait_until_begun(pipe)
+        assert not program.is_stopped()
+        os.kill(program.pid, signal.SIGSTOP)
+        while not program.is_stopped():
+            assert program.is_running()
+        assert program.is_stopped()
+        os.kill(program.pid, signal.SIGCONT)
+        while program.is_stopped():
+            assert program.is_running()
+        program.kill()
+        assert not program.is_stopped()
+    assert not shell(tmp_path).is_stopped()
+
+
 def test_a_program_that_is_not_there_is_an_error(tmp_path: pathlib.Path) -> None:
     program = Program([str(tmp_path / "none")], tmp_path / "output", {}, 0.001)
     with pytest.raises(FileNotFoundError), program:
@@ -144,3 +164,62 @@ def test_a_program_that_is_not_there_is_an_error(tmp_path: pathlib.Path) -> None
     assert not program.is_running()
     assert not program.kill()
     assert program.tail() == "  | (none)"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_what_is_done_while_signals_are_held_is_done_to_its_end(number: signal.Signals) -> None:
+    class ToldError(Exception):
+        pass
+
+    def tell(number: int, _: object) -> None:
+        raise ToldError(number)
+
+    done = []
+
+    def work() -> None:
+        with signals_held():
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), number)
+            done.append(True)
+
+    before = signal.signal(number, tell)
+    try:
+        with pytest.raises(ToldError, match=str(int(number))):
+            work()
+        assert signal.getsignal(number) is tell
+    finally:
+        signal.signal(number, before)
+    assert done
+
+
+def test_an_error_while_signals_are_held_is_raised() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(ZeroDivisionError), signals_held():
+        _ = 1 / 0
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_signals_that_are_ignored_or_left_to_the_system_are_not_held() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with signals_held():
+            assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_other_threads_have_no_signals_to_hold() -> None:
+    done = []
+
+    def work() -> None:
+        with signals_held():
+            done.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert done

@@ -42,7 +42,7 @@ OPEN_TO_COMMANDS = (
     *("loader", "loader.amounts", "loader.new_paths", "loader.progress"),
     "loader.source_or_stream",
     "loader.sources.extras",
-    *("checkpointing", "checkpointing.drill_report"),
+    *("checkpointing", "checkpointing.proof.report"),
 )
 NUMPY_ALONE = (
     "loader.amounts",
@@ -147,7 +147,7 @@ def test_no_import_crosses_the_layers() -> None:
         ("loader/a.py", "import importlib\nimportlib.import_module('grain')", "loader.a -> grain"),
         ("loader/__init__.py", "from grain import MapDataset", "loader -> grain"),
         ("checkpointing/checkpoints.py", "import grain", "checkpointing.checkpoints -> grain"),
-        ("checkpointing/drill.py", "import orbax.checkpoint as ocp", "-> orbax.checkpoint"),
+        ("checkpointing/proof/drill.py", "import orbax.checkpoint as ocp", "-> orbax.checkpoint"),
         ("loader/grain_chain.py", "import grain", "loader.grain_chain -> grain"),
         ("loader/pipeline.py", "from orbax import checkpoint", "loader.pipeline -> orbax"),
         ("loader/config.py", "import jax", "loader.config -> jax"),

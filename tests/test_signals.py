@@ -12,7 +12,7 @@ import pytest
 
 import checkpointing
 import loader
-from checkpointing.signals import signals_held, stop_requests
+from checkpointing.signals import stop_requests
 
 _SCRIPT = """
 import os, signal, sys
@@ -100,62 +100,3 @@ def test_a_signal_after_the_last_save_still_ends_the_run(tmp_path: pathlib.Path)
             os.kill(os.getpid(), signal.SIGTERM)
         assert caught.value.code == 143
         assert checkpoints.save(run.batches, run.train_state)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_what_is_done_while_signals_are_held_is_done_to_its_end(number: signal.Signals) -> None:
-    class ToldError(Exception):
-        pass
-
-    def tell(number: int, _: object) -> None:
-        raise ToldError(number)
-
-    done = []
-
-    def work() -> None:
-        with signals_held():
-            os.kill(os.getpid(), number)
-            os.kill(os.getpid(), number)
-            done.append(True)
-
-    before = signal.signal(number, tell)
-    try:
-        with pytest.raises(ToldError, match=str(int(number))):
-            work()
-        assert signal.getsignal(number) is tell
-    finally:
-        signal.signal(number, before)
-    assert done
-
-
-def test_an_error_while_signals_are_held_is_raised() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(ZeroDivisionError), signals_held():
-        _ = 1 / 0
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_signals_that_are_ignored_or_left_to_the_system_are_not_held() -> None:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        with signals_held():
-            assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-            os.kill(os.getpid(), signal.SIGHUP)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def test_other_threads_have_no_signals_to_hold() -> None:
-    done = []
-
-    def work() -> None:
-        with signals_held():
-            done.append(True)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert done

@@ -10,7 +10,7 @@ import pytest
 
 import loader
 from checkpointing import Checkpoints, Delivery, read_step_log, step_log
-from checkpointing.step_log import STEP_LOG_VARIABLE, joined, process_log, read_process_logs
+from checkpointing.proof.step_log import STEP_LOG_VARIABLE, joined, process_log, read_process_logs
 from loader import Position
 
 SOURCE = loader.ArraySource({"x": np.arange(5)}, ids=[f"record {i}" for i in range(5)])

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import pytest
 
 import loader
-from checkpointing import comparison, testing
+from checkpointing import testing
+from checkpointing.proof.compare import compare_batches
 from loader import ArraySource, Mixture, Pipeline, PipelineConfig, Position, ReadOptions
 
 N: Final = 23
@@ -146,9 +147,9 @@ def test_the_stops_are_those_that_the_seed_picks(
     seen: list[list[int]] = []
     whole = testing._Trial.run_stretch
 
-    def run_stretch(self: Any, stream: Any, begin: int, end: int, options: Any) -> Any:
+    def run_stretch(self: Any, stream: Any, begin: int, end: int) -> Any:
         seen[-1].append(begin)
-        return whole(self, stream, begin, end, options)
+        return whole(self, stream, begin, end)
 
     monkeypatch.setattr(testing._Trial, "run_stretch", run_stretch)
     for seed in (1, 1, 2):
@@ -479,7 +480,7 @@ def test_wrong_use_is_refused(tmp_path: pathlib.Path) -> None:
         testing.assert_covers_epoch(mixture, 1)
     with pytest.raises(ValueError, match="takes neither epoch nor batches"):
         testing.assert_covers_epoch(mixture, batches=[])
-    with pytest.raises(ValueError, match="ids_only asks the pipeline"):
+    with pytest.raises(ValueError, match="ids_only takes IDs from the pipeline"):
         testing.assert_covers_epoch(pipeline, batches=[], ids_only=True)
     with pytest.raises(ValueError, match="beyond the 2 of the config"):
         testing.assert_covers_epoch(pipeline, 2)
@@ -522,16 +523,16 @@ def test_what_differs_between_two_batches_is_told(
         "id": np.array(["a", "b"]),
         "mask": np.ones(2, np.bool_),
     }
-    assert comparison.compare_batches("here", batch, dict(batch)) == []
+    assert compare_batches("here", batch, dict(batch)) == []
     wide = {**batch, "id": batch["id"].astype("U9")}
-    assert comparison.compare_batches("here", batch, wide) == []
+    assert compare_batches("here", batch, wide) == []
     other = {name: value for name, value in {**batch, **change}.items() if value is not None}
-    (found,) = comparison.compare_batches("here", batch, other)
+    (found,) = compare_batches("here", batch, other)
     assert (found.what, (found.reference, found.drilled), found.note) == (what, texts, note)
 
 
 def test_nan_equals_itself_and_ids_come_first() -> None:
     batch = {"x": np.array([np.nan, 1.0]), "id": np.arange(2), "mask": np.ones(2, np.bool_)}
-    assert comparison.compare_batches("here", batch, {k: v.copy() for k, v in batch.items()}) == []
+    assert compare_batches("here", batch, {k: v.copy() for k, v in batch.items()}) == []
     other = {"x": batch["x"][::-1], "id": batch["id"][::-1], "mask": batch["mask"]}
-    assert [one.what for one in comparison.compare_batches("here", batch, other)] == ["id", "x"]
+    assert [one.what for one in compare_batches("here", batch, other)] == ["id", "x"]

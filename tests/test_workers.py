@@ -543,7 +543,7 @@ def test_worker_killed_at_its_work_is_told_of(device: Any) -> None:
     batches.start_prefetch()
     next(batches)
     assert batches._workers is not None
-    os.kill(batches._workers._workers[1].process.pid, signal.SIGKILL)  # it has the second one
+    os.kill(batches._workers._workers[1].program.pid, signal.SIGKILL)  # it has the second one
     with pytest.raises(WorkerDiedError, match=r"killed by SIGKILL before .* offset 4, step 1"):
         next(batches)
     assert children() == before
@@ -598,10 +598,44 @@ def test_worker_is_missed_though_another_process_holds_its_connection() -> None:
         os.kill(worker, signal.SIGKILL)
         with pytest.raises(WorkerDiedError):
             collections.deque(batches, 0)
-        assert is_running(left)
+        wait_until(lambda: not is_running(left))  # it is of the worker's process group
     finally:
-        os.kill(left, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(left, signal.SIGKILL)
         batches.close()
+
+
+# Workers that are stopped
+
+
+@linux
+def test_stopped_worker_is_warned_of_and_waited_for(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loader.workers._LOOK_SECONDS", 0.01)
+    pipeline, before = a_pipeline(summed, num_epochs=None), children()
+    batches = pipeline.iterate(workers=1)
+    assert_same(next(batches), pipeline[0])
+    (worker,) = children() - before
+    os.kill(worker, signal.SIGSTOP)
+
+    class Continue(logging.Handler):
+        """Continues the worker when the warning comes, before which it gives at most two batches."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            os.kill(worker, signal.SIGCONT)
+
+    handler, log = Continue(logging.WARNING), logging.getLogger("loader.workers")
+    log.addHandler(handler)
+    try:
+        for step in range(1, 9):
+            assert_same(next(batches), pipeline[step])
+    finally:
+        log.removeHandler(handler)
+        batches.close()
+    (warning,) = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert f"worker process {worker} is stopped, and the next batch waits for it" in warning
+    assert f"kill -CONT {worker}" in warning
 
 
 # Nothing is left
@@ -676,6 +710,60 @@ def test_workers_share_large_arrays_and_use_no_memory_with_a_name() -> None:
         _, shared = pathlib.Path(f"/proc/{pid}/smaps").read_text().split("/memfd:regrain-parcel")
         assert int(re.findall(r"^Size: +(\d+) kB", shared, re.MULTILINE)[0]) > 6400
         assert int(re.findall(r"^Anonymous: +(\d+) kB", shared, re.MULTILINE)[0]) == 0, "its own"
+    batches.close()
+
+
+@linux
+@pytest.mark.parametrize("number", [1, 2])
+def test_ctrl_c_while_workers_start_leaves_none(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            super().__init__(*args, **settings)
+            started.append(self)
+            if len(started) == number:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    pipeline, before = a_pipeline(), Held()
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.iterate(workers=2).start_prefetch()
+    assert started
+    for process in started:
+        assert process.returncode == -signal.SIGKILL
+    del started[:], process
+    assert settled(before) == []
+
+
+@linux
+def test_workers_started_and_closed_again_and_again_leave_nothing() -> None:
+    pipeline, before = a_pipeline(), Held()
+
+    def start_and_close() -> None:
+        batches = pipeline.iterate(workers=2)
+        batches.start_prefetch()
+        batches.close()
+
+    for _ in range(20):
+        start_and_close()
+        assert children() == before.children
+    assert settled(before) == []
+
+
+@linux
+@pytest.mark.parametrize("device", [None, jax.Device], ids=["no device", "device"])
+def test_workers_outlive_the_thread_that_started_them(device: Any) -> None:
+    pipeline = a_pipeline(whose, num_epochs=None)
+    batches = pipeline.iterate(workers=2, device=device and jax.devices("cpu")[0])
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(int(next(batches)["pid"][0])))
+    thread.start()
+    thread.join()
+    found += [int(next(batches)["pid"][0]) for _ in range(7)]
+    assert found == found[:2] * 4
     batches.close()
 
 
@@ -756,6 +844,50 @@ def test_killed_program_leaves_no_worker(tmp_path: pathlib.Path, moment: str) ->
 
 
 @linux
+@pytest.mark.parametrize("thread", ["main", "other"])
+def test_killed_program_leaves_no_worker_that_is_still_importing(
+    tmp_path: pathlib.Path, thread: str
+) -> None:
+    text = """
+        batches = loader.Pipeline(SOURCE, CONFIG).iterate(workers=2)
+        os.mkdir("first")
+        with open("first/jax.py", "w") as file:  # workers import it in place of JAX, for ten minutes
+            print("import os, time; open(f'begun-{os.getpid()}', 'w'); time.sleep(600)", file=file)
+        sys.path.insert(0, os.path.abspath("first"))
+        if sys.argv[1] == "main":
+            batches.start_prefetch()
+        else:
+            starting = threading.Thread(target=batches.start_prefetch)
+            starting.start()
+            starting.join()
+        print(pids(), flush=True)
+        threading.Event().wait()
+    """
+    with program(tmp_path, text, thread) as running:
+        workers = pids_from(running)
+        wait_until(lambda: len(list(tmp_path.glob("begun-*"))) == len(workers) == 2)
+        running.kill()
+        running.wait()
+        wait_until(lambda: not any(map(is_running, workers)))
+
+
+@linux
+def test_killed_program_leaves_no_worker_that_is_stopped(tmp_path: pathlib.Path) -> None:
+    text = """
+        batches = loader.Pipeline(SOURCE, CONFIG).iterate(workers=1)
+        next(batches)
+        print(pids(), flush=True)
+        threading.Event().wait()
+    """
+    with program(tmp_path, text) as running:
+        (worker,) = pids_from(running)
+        os.kill(worker, signal.SIGSTOP)
+        running.kill()
+        running.wait()
+        wait_until(lambda: not is_running(worker))
+
+
+@linux
 def test_forked_process_neither_ends_the_workers_nor_keeps_them(tmp_path: pathlib.Path) -> None:
     text = """
         pipeline = loader.Pipeline(SOURCE, CONFIG)
@@ -830,7 +962,8 @@ def test_signal_to_all_processes_lets_a_run_save_and_end(
     """
     with program(tmp_path, text) as running:
         workers = pids_from(running)
-        os.killpg(running.pid, number)
+        for pid in (running.pid, *workers):  # as a job's manager does
+            os.kill(pid, number)
         found, _, errors = said_by(running)
         wait_until(lambda: not any(map(is_running, workers)))
     assert found == code

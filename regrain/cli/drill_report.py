@@ -10,7 +10,7 @@ from rich.table import Table
 
 import checkpointing
 from checkpointing import DrillReport
-from checkpointing.drill_report import Attempt, Kill
+from checkpointing.proof.report import Attempt, Kill
 from regrain.cli.console import console, safe, table
 
 

@@ -10,7 +10,8 @@ import pytest
 
 import loader
 from checkpointing import Delivery, Manifest
-from checkpointing.comparison import (
+from checkpointing.manifest import Identity, next_ids
+from checkpointing.proof.compare import (
     LeafDifference,
     RunDifference,
     Stretch,
@@ -19,8 +20,7 @@ from checkpointing.comparison import (
     final_state,
     leaf_differences,
 )
-from checkpointing.manifest import Identity, next_ids
-from checkpointing.step_log import Part
+from checkpointing.proof.step_log import Part
 from checkpointing.train_state import describe
 
 PIPELINE = loader.Pipeline(

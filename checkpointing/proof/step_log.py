@@ -1,8 +1,8 @@
-"""The step log: a JSON line for each batch that a run delivers, so that two runs can be compared.
+"""The step log: a JSON line for each batch that a run delivers.
 
-A line is written with one call before its batch is delivered. However the process ends, each batch
-that was trained on is in the log, and at most the last line is torn. Of several processes each logs its
-rows in a file of its own, and a batch is delivered where it is in all of them.
+A line is written with one call before its batch is delivered. However the process ends, each batch that was
+trained on is in the log, and at most the last line is torn. Each of several processes logs its rows to a file
+of its own; a batch counts as delivered if all of the files have it.
 """
 
 import collections
@@ -21,7 +21,7 @@ import numpy as np
 from loader import Position
 from loader.grain_stream import element_digest, element_ids
 
-#: Names the file to which `Checkpoints.resume` has the batches of its iterator logged.
+#: The environment variable with the file to which `Checkpoints.resume` logs its batches.
 STEP_LOG_VARIABLE: Final = "REGRAIN_STEP_LOG"
 
 OnBatch = Callable[[Position, Any], None]
@@ -29,13 +29,13 @@ OnBatch = Callable[[Position, Any], None]
 
 @dataclasses.dataclass(frozen=True)
 class Delivery:
-    """A batch as the log tells of it.
+    """A batch in the log.
 
     Attributes:
       position: where the batch begins; its ``step`` is the batch's number, from 0.
-      ids: of all slots, padding included; of a `GrainStream`'s element without IDs, its digest.
+      ids: IDs of all slots, padding included; the digest of a `GrainStream`'s element without IDs.
       mask: 1 for a slot that holds a record, else 0.
-      seconds: when, on the system's monotonic clock, which all processes of a machine share.
+      seconds: time on the system's monotonic clock, which all processes of a machine share.
     """
 
     position: Position
@@ -46,11 +46,11 @@ class Delivery:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A batch that not all of several processes have logged, as one of them has.
+    """The rows of one process of a batch that not all processes have logged.
 
     Attributes:
       process: its number.
-      count: how many processes there are.
+      count: number of processes.
       delivery: its rows.
     """
 
@@ -60,10 +60,10 @@ class Part:
 
 
 def step_log(path: str | os.PathLike[str]) -> OnBatch:
-    """A callback for `Pipeline.iterate` that appends one line to a file for each batch.
+    """A callback for `Pipeline.iterate` that appends a line to a file for each batch.
 
     Args:
-      path: made if it does not exist. A torn line at its end, left by a kill, is closed first.
+      path: the file; made if it does not exist. A torn line at its end is ended first.
 
     Raises:
       OSError: the file cannot be opened; from the callback: it cannot be written.
@@ -97,11 +97,10 @@ def step_log(path: str | os.PathLike[str]) -> OnBatch:
 
 
 def step_log_of_environment(process: int | None = None) -> OnBatch | None:
-    """The `step_log` that the environment variable ``REGRAIN_STEP_LOG`` asks for, if it does.
+    """The `step_log` of the file in the environment variable ``REGRAIN_STEP_LOG``, if it is set.
 
     Args:
-      process: number of this one among several, each of which logs its rows to a file of its own,
-        named by `process_log`.
+      process: number of this process among several; each logs to its `process_log`.
     """
     path = os.environ.get(STEP_LOG_VARIABLE)
     if not path:
@@ -110,21 +109,21 @@ def step_log_of_environment(process: int | None = None) -> OnBatch | None:
 
 
 def process_log(path: str | os.PathLike[str], process: int) -> str:
-    """Where one of several processes logs, when ``path`` is asked for."""
+    """The file of one of several processes for a step log at ``path``."""
     return f"{os.fspath(path)}.process-{process}"
 
 
 def read_step_log(path: str | os.PathLike[str], process_count: int = 1) -> list[Delivery]:
-    """All deliveries in a log, in the order of the file. Torn lines are skipped.
+    """All batches in a log, in the order of the file. Torn lines are skipped.
 
     Args:
-      path: as it was asked for.
-      process_count: where several processes have logged, each to its file, those that all of them
+      path: of the step log.
+      process_count: number of processes that have logged; with several, the batches that all of them
         have, joined.
 
     Raises:
-      FileNotFoundError: there is no such file; none of any process.
-      ValueError: a whole line is not one of a step log.
+      FileNotFoundError: there is no such file, of any process.
+      ValueError: a whole line is not a step log's.
     """
     if process_count == 1:
         return _read(path)
@@ -137,32 +136,31 @@ def read_step_log(path: str | os.PathLike[str], process_count: int = 1) -> list[
 
 
 def read_process_logs(path: str | os.PathLike[str], process_count: int) -> list[list[Delivery]]:
-    """The deliveries that each of some processes has logged, or of one alone; none where it has no file.
+    """The batches that each process has logged; none for a process without a file.
 
     Raises:
-      ValueError: a whole line is not one of a step log.
+      ValueError: a whole line is not a step log's.
     """
     paths = log_paths(path, process_count)
     return [_read(one) if pathlib.Path(one).exists() else [] for one in paths]
 
 
 def log_paths(path: str | os.PathLike[str], process_count: int) -> list[str]:
-    """Where each of some processes logs, or one alone, when ``path`` is asked for."""
+    """The file of each process for a step log at ``path``."""
     if process_count == 1:
         return [os.fspath(path)]
     return [process_log(path, process) for process in range(process_count)]
 
 
 def joined(logs: Sequence[Sequence[Delivery]]) -> tuple[list[Delivery], list[Part]]:
-    """Batches of which each process has logged its rows, and what is left of others.
+    """The batches that all processes have logged, and the parts of the other batches.
 
     Args:
-      logs: the deliveries of each process, in order.
+      logs: the batches of each process, in order.
 
     Returns:
-      The batches that all have logged, in the order of process 0, each at the time of the last
-      process; and as parts those that only some have, which is usual at the end of a run that was
-      killed: one process was further than another.
+      The batches that all have logged, in the order of process 0 and with the time of the last process;
+      and the parts that only some have. A killed run usually ends with some: one process was ahead.
     """
     by_place = [_by_place(log) for log in logs]
     whole = [place for place in by_place[0] if all(place in one for one in by_place)]
@@ -176,7 +174,7 @@ def joined(logs: Sequence[Sequence[Delivery]]) -> tuple[list[Delivery], list[Par
 
 
 def _by_place(log: Sequence[Delivery]) -> dict[tuple[Position, int], Delivery]:
-    """Deliveries by their position, and how often the process had been there before."""
+    """Batches by their position and the number of earlier ones at the same position."""
     found: dict[tuple[Position, int], Delivery] = {}
     times: collections.Counter[Position] = collections.Counter()
     for delivery in log:
@@ -201,10 +199,10 @@ def _read(path: str | os.PathLike[str]) -> list[Delivery]:
 
 
 def parse_line(line: bytes, where: str) -> Delivery | None:
-    """The delivery that a line tells of; ``None`` for a torn line.
+    """The batch of a line; ``None`` for a torn line.
 
     Raises:
-      ValueError: a whole line that is not one of a step log.
+      ValueError: a whole line that is not a step log's.
     """
     try:
         value = json.loads(line)

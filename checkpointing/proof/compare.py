@@ -1,4 +1,4 @@
-"""Whether a run that was killed and resumed is the run that was not: its batches, and where it ended."""
+"""Compare a resumed run with the uninterrupted one: its batches and its final checkpoint."""
 
 import dataclasses
 import hashlib
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from checkpointing.manifest import Manifest
-from checkpointing.step_log import Delivery, Part
+from checkpointing.proof.step_log import Delivery, Part
 from loader import dataset_digest
 from loader.leaves import raw_bytes
 from loader.told_apart import in_print
@@ -18,17 +18,16 @@ from loader.told_apart import in_print
 
 @dataclasses.dataclass(frozen=True)
 class RunDifference:
-    """Something that a resumed run does not have in common with the run that was not stopped.
+    """A difference between a resumed run and the uninterrupted one.
 
     Attributes:
       what: ``"ids"``, ``"mask"``, ``"place"`` (epoch or offset), ``"replay"``, ``"sequence"``,
         ``"missing step"``, ``"extra step"``, ``"incomplete step"`` (not all processes delivered it, and
-        all went on), ``"checkpoint"``, the path of a leaf of the train state, or where whole batches are
-        compared, the name of a field.
-      where: which step (numbered from 0, as `Pipeline.ids` does) of which attempt.
-      reference: what the uninterrupted run has; for a replay, what the first try had.
-      drilled: what the resumed run has.
-      note: how much more of it there is.
+        all went on), ``"checkpoint"``, the path of a leaf of the train state, or the name of a field.
+      where: the step (numbered from 0, as in `Pipeline.ids`) and the attempt.
+      reference: the uninterrupted run's value; for a replay, that of the first time.
+      drilled: the resumed run's value.
+      note: how many more there are.
     """
 
     what: str
@@ -45,13 +44,13 @@ class RunDifference:
 
 @dataclasses.dataclass(frozen=True)
 class Stretch:
-    """What one attempt delivered, on one process or several.
+    """The batches of one attempt, in one process or several.
 
     Attributes:
       name: for messages.
-      checkpoint: step of the newest checkpoint when it began; 0 without one.
-      deliveries: in order; of several processes those that all of them have, joined.
-      parts: what only some of several processes delivered.
+      checkpoint: step of the newest checkpoint at its start; 0 without one.
+      deliveries: the batches that all processes have delivered, in order, joined.
+      parts: the batches that only some processes have delivered.
     """
 
     name: str
@@ -62,15 +61,15 @@ class Stretch:
 
 @dataclasses.dataclass(frozen=True)
 class LeafDifference:
-    """How far a leaf of a run's final train state is from that of the uninterrupted run.
+    """The distance of a leaf of a run's final train state from the uninterrupted run's.
 
     Attributes:
-      run: whose state it is.
+      run: the run with the state.
       path: of the leaf.
-      changed: elements that are not the same, bit for bit.
-      size: elements in all.
-      max_absolute: largest distance of two elements; ``None`` where that says nothing: of integers and
-        keys, of NaN and a number, of infinities.
+      changed: number of elements that are not bit for bit equal.
+      size: number of elements.
+      max_absolute: largest distance of two elements; ``None`` if it has no meaning: for integers and keys,
+        NaN beside a number, infinities.
       max_relative: the same as a share of the largest finite absolute value in the reference's leaf.
     """
 
@@ -82,7 +81,7 @@ class LeafDifference:
     max_relative: float | None
 
     def is_within(self, bound: float) -> bool:
-        """Whether it is at most a share ``bound`` of the largest value; nothing is within 0."""
+        """Whether the distance is at most this share of the largest value; nothing is within 0."""
         return bound > 0 and self.max_relative is not None and self.max_relative <= bound
 
 
@@ -91,8 +90,8 @@ class FinalState:
     """A run's newest checkpoint.
 
     Attributes:
-      step: batches that it was trained on.
-      num_leaves: leaves of the train state.
+      step: number of batches that it was trained on.
+      num_leaves: number of leaves of the train state.
       sha256: over all leaves: path, dtype, shape and bytes.
     """
 
@@ -104,16 +103,16 @@ class FinalState:
 def compare_streams(
     reference: Sequence[Delivery], stretches: Iterable[Stretch]
 ) -> list[RunDifference]:
-    """Compares every batch of a resumed run with that of the uninterrupted one, and with its own first try.
+    """Compare every batch of a resumed run with the uninterrupted run, and with its own first time.
 
     Args:
-      reference: all deliveries of the uninterrupted run, in one process.
-      stretches: the attempts of the resumed run, in order. A step counts as delivered where all of an
-        attempt's processes did. What only some did must be their rows of the same batch, and may only
-        come after what all did.
+      reference: all batches of the uninterrupted run, in one process.
+      stretches: the attempts of the resumed run, in order. A step counts as delivered if all processes of
+        an attempt have delivered it. Parts must be their process's rows of the same batch, and may only
+        come after the last batch that all have.
 
     Returns:
-      For each kind of difference the first one, with a note of how many steps more have it.
+      The first difference of each kind, with the number of further steps that have it.
     """
     expected = {delivery.position.step: delivery for delivery in reference}
     first_tries: dict[int, Delivery] = {}
@@ -152,16 +151,16 @@ def compare_streams(
 def compare_batches(
     where: str, reference: Mapping[str, Any], drilled: Mapping[str, Any]
 ) -> list[RunDifference]:
-    """Compares two batches bit for bit.
+    """Compare two batches bit for bit.
 
     Args:
-      where: which batch, for messages.
-      reference: of the uninterrupted run: arrays with a leading batch axis, ``id`` usually among them.
-      drilled: of the resumed run.
+      where: the step, for messages.
+      reference: the uninterrupted run's arrays with a leading batch axis, usually with ``id``.
+      drilled: the resumed run's.
 
     Returns:
-      One difference for each field that is not the same, IDs and masks first: the first slot, with the
-      ID that is due there, and what of that record differs.
+      A difference for each field that is not equal, IDs and masks first. It names the first slot that
+      differs, and the reference's ID there.
     """
     names = dict.fromkeys(["id", "mask", *reference, *drilled])
     pairs = ((name, reference.get(name), drilled.get(name)) for name in names)
@@ -176,7 +175,7 @@ def compare_checkpoints(
     drilled: tuple[Manifest, Mapping[str, Any]],
     within: float = 0.0,
 ) -> list[RunDifference]:
-    """Compares two checkpoints as `load` gives them: their place in the stream, and each leaf bit for bit.
+    """Compare two results of `load`: their place in the stream, and each leaf bit for bit.
 
     Args:
       name: of the drilled run.
@@ -211,11 +210,11 @@ def compare_checkpoints(
 def leaf_differences(
     name: str, reference: Mapping[str, Any], drilled: Mapping[str, Any]
 ) -> list[LeafDifference]:
-    """How far apart those leaves are that two train states have in common and are not the same.
+    """Distances of the leaves that two train states have in common and that are not equal.
 
     Args:
       name: of the drilled run.
-      reference: the uninterrupted run's leaves by their paths, as `load` gives them.
+      reference: the uninterrupted run's leaves by path, as from `load`.
       drilled: the resumed one's.
     """
     found = []
@@ -227,7 +226,7 @@ def leaf_differences(
 
 
 def final_state(manifest: Manifest, leaves: Mapping[str, Any]) -> FinalState:
-    """What a checkpoint, as `load` gives it, comes to."""
+    """The summary of a checkpoint, as from `load`."""
     lines = [f"{path}\0{dataset_digest(leaves[path])}\n" for path in sorted(leaves)]
     return FinalState(
         manifest.step, len(leaves), hashlib.sha256("".join(lines).encode()).hexdigest()
@@ -256,7 +255,7 @@ def _diff_field(
         same = a is b is None
         return None if same else RunDifference(name, where, _kind(a), _kind(b))
     if a.dtype.kind in "SU":
-        differs = (a != b).reshape(len(a), -1)  # how wide the arrays are makes no difference
+        differs = (a != b).reshape(len(a), -1)  # the arrays may have different widths
     elif a.dtype != b.dtype:
         return RunDifference(name, where, _kind(a), _kind(b))
     else:
@@ -286,7 +285,7 @@ def _kind(array: npt.NDArray[Any] | None) -> str:
 
 
 def _diff_part(stretch: Stretch, part: Part, expected: Delivery | None) -> Iterator[RunDifference]:
-    """What is wrong with rows that one process has delivered, and not all of them."""
+    """Faults of a batch that not all processes have delivered."""
     position = part.delivery.position
     where = f"step {position.step}, {stretch.name}, process {part.process} of {part.count}"
     if stretch.deliveries and position.step <= stretch.deliveries[-1].position.step:
@@ -317,7 +316,7 @@ def _changed(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> int:
 
 
 def _distance(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> tuple[float | None, float | None]:
-    """Largest absolute distance of two leaves, and its share of the largest value in the first one."""
+    """Largest absolute distance of two leaves, and its share of the first one's largest value."""
     if not jnp.issubdtype(a.dtype, np.inexact):
         return None, None
     wide = np.complex128 if a.dtype.kind == "c" else np.float64

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from checkpointing.program import Program
-from checkpointing.programs import Programs, reserved_address
+from checkpointing.proof.process import Programs, reserved_address
+from loader.program import Program
 
 
 def group(tmp_path: pathlib.Path, *scripts: str) -> Programs:

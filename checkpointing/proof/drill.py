@@ -1,10 +1,10 @@
-"""The drill: runs a training script once without a stop and once with SIGKILLs, and compares the two.
+"""The drill: run a training script once without a stop and once with SIGKILLs, and compare the two.
 
-Any script will do that trains from the batches of `Checkpoints.resume` and keeps its checkpoints in
-the directory that it is given. It needs no change: `resume` logs the batches (see `step_log`).
+The script needs no change, if it trains from the batches of `Checkpoints.resume` and keeps its checkpoints in
+the directory that it is given: `resume` logs the batches (see `step_log`).
 
-An elastic drill runs the script in several processes, of which it kills one or all, and goes on with
-another number of them; the run that is not stopped has one process.
+An elastic drill runs the script in several processes, kills one or all of them, and goes on with another number
+of processes; the run without a stop has one.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal
 
-from checkpointing.comparison import (
+from checkpointing.proof.compare import (
     LeafDifference,
     RunDifference,
     Stretch,
@@ -30,22 +30,27 @@ from checkpointing.comparison import (
     final_state,
     leaf_differences,
 )
-from checkpointing.drill_report import Aim, Attempt, DrillError, DrillReport, Kill
-from checkpointing.drilled_script import PROCESS_PLACEHOLDERS, RUN_DIR, DrilledScript
-from checkpointing.programs import reserved_address
-from checkpointing.step_log import Delivery, Part, joined, read_process_logs
+from checkpointing.proof.process import (
+    PROCESS_PLACEHOLDERS,
+    RUN_DIR,
+    DrilledScript,
+    DrillError,
+    reserved_address,
+)
+from checkpointing.proof.report import Aim, Attempt, DrillReport, Kill
+from checkpointing.proof.step_log import Delivery, Part, joined, read_process_logs
 
-#: Which processes a kill is for: all of them, the first one (where JAX coordinates all), or another one.
+#: The processes to kill: all of them, the first one (JAX's coordinator), or another one.
 Victims = Literal["all", "first", "other"]
 
 REPORT_FILE: Final = "report.json"
 PICTURE_FILE: Final = "drill.png"
 
 _MARKER: Final = ".regrain-drill"
-#: A mix for any number of kills. Three in six go for a save: it is the shortest of the three.
+#: A mix for any number of kills. Three in six are aimed at a save, the shortest of the three.
 _AIMS: Final[tuple[Aim, ...]] = ("save", "training", "start-up", "save", "training", "save")
 _VICTIMS: Final[tuple[Victims, ...]] = ("other", "first", "all")
-#: A script may end before its last kills; as many runs are killed until all kills have landed.
+#: A script may end before its last kills: up to this many runs are killed until all kills have landed.
 _MAX_RUNS: Final = 3
 
 
@@ -60,41 +65,41 @@ def run_drill(
     within: float = 0.0,
     progress: Callable[[str], None] = lambda _: None,
 ) -> DrillReport:
-    """Runs a training script once without a stop and once with kills, and compares batches and end.
+    """Run a training script once without a stop and once with kills, and compare the two.
 
-    The end of a run is its newest checkpoint, restored by this process, on its default JAX device.
+    All batches are compared, and the newest checkpoints, restored by this process on its default JAX device.
 
     Args:
-      command: program and arguments. ``{run_dir}``, wherever it stands in them, becomes the
-        directory that the script must give to `Checkpoints`.
-      out: folder for runs, logs, the scripts' output and ``report.json``; made if it does not
-        exist. What an earlier drill has left there is removed.
-      kills: how many SIGKILLs must land. Where a run ends before it has had its share, up to two
-        more runs are killed.
-      seed: of the instants. The same seed aims at the same ones; where a kill lands is also up to
-        the machine.
-      processes: for an elastic drill, how many processes each attempt has, one number after another
-        and over again. Then the command needs ``{coordinator}`` (a free address of this machine),
-        ``{process_index}`` and ``{process_count}`` too, for `jax.distributed.initialize`. The
-        uninterrupted run has one process. Kills hit one process or all.
-      patience_seconds: so long the other processes have to end by themselves when one was killed. JAX
-        ends them after the ``heartbeat_timeout_seconds`` of `jax.distributed.initialize`, 100 s by
-        default. Those that hang are killed, and counted (`DrillReport.hung`).
-      within: floating-point leaves of the final train state may differ by this share of their
-        largest absolute value. A sum over all processes may depend on their number in its last bits,
-        and all that follows with it. By default nothing may differ.
+      command: program and arguments. ``{run_dir}`` in them becomes the directory that the script must
+        give to `Checkpoints`.
+      out: folder for runs, logs, the scripts' output and ``report.json``; made if it does not exist.
+        The files of an earlier drill are removed.
+      kills: number of SIGKILLs that must land. If a run ends before its last kill, up to two more runs
+        are killed.
+      seed: of the instants. The same seed aims at the same ones; where a kill lands also depends on the
+        machine.
+      processes: for an elastic drill, the number of processes of each attempt, over and over again. The
+        command then also needs ``{coordinator}`` (a free address of this machine), ``{process_index}``
+        and ``{process_count}``, for `jax.distributed.initialize`. Kills hit one process or all.
+      patience_seconds: time for the other processes to end by themselves after one was killed. JAX ends
+        them after the ``heartbeat_timeout_seconds`` of `jax.distributed.initialize`, 100 s by default.
+        Those that hang are killed and counted (`DrillReport.hung`).
+      within: floating-point leaves of the final train state may differ by this share of their largest
+        absolute value: the last bits of a sum over processes may depend on their number. By default no
+        bit may differ.
       progress: called with a line of text at each step of the drill.
 
     Returns:
-      The report; it is also in ``out``. There may be fewer kills than asked (`DrillReport.complete`).
+      The report, which is also written to ``out``. Fewer kills than requested may have landed
+      (`DrillReport.complete`).
 
     Raises:
       DrillError: the script ended with an error, hung, delivered no batch, saved no checkpoint, or
-        was over before a single kill could land.
-      ValueError: a bad argument, or ``out`` holds something that is not of a drill.
+        ended before a single kill could land.
+      ValueError: a bad argument, or ``out`` holds other files than a drill's.
     """
     if kills < 1:
-        raise ValueError(f"kills must be at least 1, not {kills}: without one, nothing is tried")
+        raise ValueError(f"kills must be at least 1, not {kills}: without a kill nothing is tested")
     if not any(RUN_DIR in argument for argument in command):
         raise ValueError(
             f"the command {' '.join(command)!r} has no {RUN_DIR}: each run needs a directory of "
@@ -118,7 +123,7 @@ def _check_processes(command: Sequence[str], counts: Sequence[int]) -> None:
     if missing:
         raise ValueError(
             f"the command {' '.join(command)!r} has no {' and no '.join(missing)}: several processes "
-            "do not find each other. Put them where the script takes what it gives to "
+            "cannot find each other. Put them where the script takes the arguments of "
             "jax.distributed.initialize"
         )
 
@@ -145,15 +150,15 @@ def _run_drill(drill: "_Drill", kills: int, seed: int, within: float) -> DrillRe
 
 @dataclasses.dataclass(frozen=True)
 class _Rhythm:
-    """How the reference spent its time: what the kills are aimed by.
+    """The times of the reference run, by which kills are aimed.
 
     Attributes:
-      seconds: all of it.
-      startup_seconds: until the first batch.
-      step_seconds: between two batches, the median.
-      save_seconds: that a temporary directory was seen, the median; 0 where none was.
-      last_save: the last step with a temporary directory that was seen; 0 where none was.
-      num_steps: batches.
+      seconds: from start to end.
+      startup_seconds: from the start to the first batch.
+      step_seconds: median time between two batches.
+      save_seconds: median time that a temporary directory was seen; 0 if none was.
+      last_save: the last step with a temporary directory; 0 if none was seen.
+      num_steps: number of batches.
     """
 
     seconds: float
@@ -172,9 +177,9 @@ class _Rhythm:
 
 @dataclasses.dataclass(frozen=True)
 class _Instant:
-    """When to kill: ``delay_seconds`` after the start, the step ``step``, or the first save from there on.
+    """When to kill: ``delay_seconds`` after the start, the step ``step``, or the first save from it on.
 
-    And whom: ``choice``, from 0 to 1, says which one, where ``victims`` is ``"other"``.
+    ``choice``, from 0 to 1, picks the process if ``victims`` is ``"other"``.
     """
 
     aim: Aim
@@ -184,14 +189,14 @@ class _Instant:
     choice: float = 0.0
 
     def processes(self, count: int) -> tuple[int, ...]:
-        """The numbers of those to kill among ``count``."""
+        """Numbers of the processes to kill among ``count``."""
         if self.victims == "all" or count == 1:
             return tuple(range(count))
         return (0 if self.victims == "first" else 1 + int(self.choice * (count - 1)),)
 
 
 def _plan(kills: int, rhythm: _Rhythm, rng: random.Random) -> list[_Instant]:
-    """Instants spread over the whole run: one in each of as many stretches of equal length."""
+    """Instants over the whole run: one in each of as many equal stretches."""
     aims = [_AIMS[i % len(_AIMS)] for i in range(kills)]
     rng.shuffle(aims)
     instants = []
@@ -204,13 +209,13 @@ def _plan(kills: int, rhythm: _Rhythm, rng: random.Random) -> list[_Instant]:
         elif aim == "save" and rhythm.last_save:
             delay = fraction * rhythm.save_seconds
             instants.append(_Instant(aim, min(step, rhythm.last_save), delay))
-        else:  # also where saves are too quick to be seen
+        else:  # also if saves are too quick to be seen
             instants.append(_Instant("training", step, fraction * rhythm.step_seconds))
     return instants
 
 
 def _with_victims(instants: Sequence[_Instant], rng: random.Random) -> list[_Instant]:
-    """The same instants, each for one process or all."""
+    """The same instants, each with the processes to kill."""
     victims = [_VICTIMS[i % len(_VICTIMS)] for i in range(len(instants))]
     rng.shuffle(victims)
     return [
@@ -219,29 +224,22 @@ def _with_victims(instants: Sequence[_Instant], rng: random.Random) -> list[_Ins
     ]
 
 
+@dataclasses.dataclass
 class _Drill:
-    """The runs of one drill, and what is known of them so far."""
+    """The runs of one drill."""
 
-    def __init__(
-        self,
-        command: tuple[str, ...],
-        out: pathlib.Path,
-        progress: Callable[[str], None],
-        counts: tuple[int, ...],
-        patience_seconds: float,
-    ) -> None:
-        self.out = out
-        self._command = command
-        self._progress = progress
-        self._counts = counts
-        self._patience_seconds = patience_seconds
-        self._began = time.monotonic()
-        self._attempts: list[Attempt] = []
-        self._limit_seconds: float | None = None
-        self._num_steps = 0
+    command: tuple[str, ...]
+    out: pathlib.Path
+    progress: Callable[[str], None]
+    counts: tuple[int, ...]
+    patience_seconds: float
+    _began: float = dataclasses.field(default_factory=time.monotonic)
+    _attempts: list[Attempt] = dataclasses.field(default_factory=list)
+    _limit_seconds: float | None = None
+    _num_steps: int = 0
 
     def run_reference(self) -> _Rhythm:
-        """Runs the script without a stop."""
+        """Run the script without a stop."""
         saves: dict[int, list[float]] = {}
         with self._started("reference", 1, 1) as script:
             while script.is_running():
@@ -275,21 +273,21 @@ class _Drill:
         )
         self._num_steps = len(steps)
         self._limit_seconds = 60 + 10 * attempt.seconds
-        self._progress(f"reference: {rhythm.describe()}")
+        self.progress(f"reference: {rhythm.describe()}")
         return rhythm
 
     def run_killed(self, run: str, instants: Sequence[_Instant]) -> list[Kill]:
-        """Runs the script until it ends by itself, with a kill at each instant until then."""
+        """Run the script until it ends by itself, with a kill at each instant until then."""
         kills: list[Kill] = []
         steps_done = checkpoint = 0
-        counts = itertools.cycle(self._counts or [1])
+        counts = itertools.cycle(self.counts or [1])
         pending: Sequence[_Instant | None] = [*instants, None]
         for number, instant in enumerate(pending, start=1):
             with self._started(run, number, next(counts)) as script:
                 killed = self._wait(script, instant)
-                # What processes that are left do about it comes later.
+                # Before the other processes react to the kill.
                 saving = max(script.saving(), default=None) if killed else None
-                script.wait(self._patience_seconds)
+                script.wait(self.patience_seconds)
             attempt, _ = self._finish(script, checkpoint, steps_done)
             if kills:
                 kills[-1] = dataclasses.replace(
@@ -301,9 +299,9 @@ class _Drill:
             steps_done = max(steps_done, attempt.steps_done or 0)
             checkpoint = script.newest_checkpoint()
             if not killed or instant is None:
-                self._progress(f"{run}: ended at step {steps_done} of {self._num_steps}")
+                self.progress(f"{run}: ended at step {steps_done} of {self._num_steps}")
                 break
-            # Before its first batch a script may not have come to remove what older kills left.
+            # Before its first batch a script may not have removed what an older kill left.
             delivered = attempt.steps_done is not None
             saving = saving if delivered else None
             hit: Aim = "save" if saving else "training" if delivered else "start-up"
@@ -323,12 +321,12 @@ class _Drill:
                     seconds=(script.killed_at or script.ended) - script.started,
                 )
             )
-            self._progress(f"{run}: {_told(kills[-1], attempt)}")
+            self.progress(f"{run}: {_summary(kills[-1], attempt)}")
         return kills
 
     def report(self, seed: int, kills_asked: int, kills: list[Kill], within: float) -> DrillReport:
-        """Compares all runs with the reference."""
-        # Not at the top: Checkpoints itself imports the step log from this package.
+        """Compare all runs with the reference."""
+        # Not at the top: `checkpoints` imports the step log from this package.
         from checkpointing.checkpoints import load  # noqa: PLC0415
 
         reference, _ = self._read(self._attempts[0])
@@ -348,7 +346,7 @@ class _Drill:
             distances += leaf_differences(run, reference_state[1], state[1])
             final_states[run] = final_state(*state)
         return DrillReport(
-            self._command,
+            self.command,
             seed,
             kills_asked,
             tuple(kills),
@@ -358,8 +356,8 @@ class _Drill:
             tuple(differences),
             dict(reference_state[0].packages),
             time.monotonic() - self._began,
-            self._counts,
-            self._patience_seconds,
+            self.counts,
+            self.patience_seconds,
             within,
             tuple(distances),
         )
@@ -370,13 +368,13 @@ class _Drill:
         folder.mkdir(exist_ok=True)
         with (
             reserved_address() as address,
-            DrilledScript(self._command, folder, number, count, address) as script,
+            DrilledScript(self.command, folder, number, count, address) as script,
         ):
             yield script
 
     def _wait(self, script: DrilledScript, instant: _Instant | None) -> bool:
-        """Waits for the instant and kills its processes; returns whether one was still running."""
-        # Several processes share this machine, and the reference had it for itself.
+        """Wait for the instant and kill its processes; returns whether one was still running."""
+        # The reference had the machine for itself; several processes share it.
         slower = max(1.0, script.count / (os.cpu_count() or 1))
         limit = self._limit_seconds * script.count if self._limit_seconds else None
         reached, delay = 0.0, slower * instant.delay_seconds if instant else 0.0
@@ -403,7 +401,7 @@ class _Drill:
     def _finish(
         self, script: DrilledScript, checkpoint: int, steps_done: int
     ) -> tuple[Attempt, list[Delivery]]:
-        """Takes down what an attempt did; raises if it failed by itself."""
+        """Record an attempt; raises if it failed by itself."""
         if script.killed_at is None and script.failed:
             first = script.failed[0]
             program = script.programs[first]
@@ -436,7 +434,7 @@ class _Drill:
 
 
 def _is_at(script: DrilledScript, instant: _Instant) -> bool:
-    """Whether the place is reached from which the instant counts."""
+    """Whether the place is reached from which the delay counts."""
     if instant.aim == "start-up":
         return True
     step = script.last_step()
@@ -445,8 +443,8 @@ def _is_at(script: DrilledScript, instant: _Instant) -> bool:
     return instant.aim == "training" or bool(script.saving())
 
 
-def _told(kill: Kill, attempt: Attempt) -> str:
-    """A line on a kill, and what came of it."""
+def _summary(kill: Kill, attempt: Attempt) -> str:
+    """A line on a kill and its effects."""
     whom = "killed"
     if kill.process_count > 1:
         numbers = ", ".join(map(str, kill.processes))
@@ -462,10 +460,10 @@ def _told(kill: Kill, attempt: Attempt) -> str:
 
 @contextlib.contextmanager
 def _prepared(out: pathlib.Path) -> Iterator[pathlib.Path]:
-    """An output folder of our own, without the files of an earlier drill, as long as the context is open.
+    """The output folder, without the files of an earlier drill, locked until the context ends.
 
     Raises:
-      ValueError: it holds other files and no drill's, is no folder, or another drill is under way.
+      ValueError: it holds other files than a drill's, is not a folder, or another drill runs in it.
     """
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: a drill needs a folder for its runs. Choose another")
