@@ -10,7 +10,9 @@ import numpy.typing as npt
 
 from loader.sources.extras import needed
 
-_MODES: Final = {1: "L", 3: "RGB", 4: "RGBA"}
+#: Pillow's modes that images are converted to, and their numbers of channels.
+CHANNELS_OF_MODES: Final = {"L": 1, "RGB": 3, "RGBA": 4}
+_MODES: Final = {channels: mode for mode, channels in CHANNELS_OF_MODES.items()}
 #: Pillow's modes of up to 8 bits a channel, and the number of channels that keeps all they hold.
 _CHANNELS: Final = {
     "1": 1,
