@@ -167,8 +167,9 @@ class RowGroups:
     def _read_in_seconds(self, file: int, place: int, row: int, metadata: Any) -> Any:
         """Times of a row group that the file holds as INT96, in whole seconds; ``None`` if it has none."""
         nanoseconds = [name for name, one in self._table.items() if one.field.dtype == _NANOSECONDS]
-        schema = metadata.schema if nanoseconds else ()
-        kinds = [schema.column(number) for number in range(len(schema))]
+        if not nanoseconds:
+            return None
+        kinds = [metadata.schema.column(number) for number in range(len(metadata.schema))]
         paths = [kind.path + "." for kind in kinds if kind.physical_type == "INT96"]
         names = [name for name in nanoseconds if any(path.startswith(name + ".") for path in paths)]
         if not names:
