@@ -171,3 +171,13 @@ def test_a_device_gets_the_values_or_refuses_the_field(dtype: np.dtype[Any]) -> 
     assert isinstance(found, jax.Array)
     in_bits_of_jax = jax.dtypes.canonicalize_dtype(dtype.newbyteorder("="))
     assert_same(np.asarray(found), array_of(in_bits_of_jax))
+
+
+def test_a_mixture_refuses_a_field_for_a_device_at_once() -> None:
+    config = loader.PipelineConfig(N, seed=0, final_batch="drop", num_epochs=None)
+    parts = {
+        name: loader.Pipeline(source_of(array_of(np.dtype(np.longdouble))), config) for name in "ab"
+    }
+    mixture = loader.Mixture(parts, {"a": 1, "b": 1})
+    with pytest.raises(TypeError, match=r"field 'x' has dtype .*JAX .* has no arrays"):
+        mixture.iterate(device=jax.devices("cpu")[0])
