@@ -1,6 +1,8 @@
 """Batches on accelerators: which fields go there, and how."""
 
 import functools
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import jax
@@ -25,10 +27,10 @@ def sharding_of(device: Device | None) -> "jax.sharding.Sharding | None":
 
 
 def to_device(batch: Batch, device: Device) -> Batch:
-    """The batch with those of its fields on a device that JAX has a dtype for; begins the transfer.
+    """The batch with its numbers and truth values on a device; begins the transfer.
 
-    ``id`` stays a NumPy array, since JAX would cut its 64 bits to 32, and so do strings, times and
-    structured fields. As wherever JAX is given an array, int64 and float64 become int32 and float32
+    ``id`` stays a NumPy array, since JAX would cut its 64 bits to 32. Strings, times and structured fields
+    stay too. Big-endian numbers get the machine's byte order. As wherever JAX is given an array, int64 and float64 become int32 and float32
     unless ``jax_enable_x64`` is set; JAX would also do so with integers that do not fit.
 
     Args:
@@ -40,12 +42,13 @@ def to_device(batch: Batch, device: Device) -> Batch:
       background: JAX waits for it where the array is used.
 
     Raises:
+      TypeError: JAX has no dtype for a field's numbers.
       ValueError: an integer does not fit the 32 bits that JAX has for it.
     """
     moving = {
-        name: _in_bits_of_jax(name, array)
+        name: _in_bits_of_jax(name, _in_order_of_jax(name, array))
         for name, array in batch.items()
-        if name != "id" and _is_jax_dtype(array.dtype)
+        if name != "id" and not _stays(array.dtype)
     }
     sharding = sharding_of(device)
     if sharding is not None:
@@ -53,23 +56,29 @@ def to_device(batch: Batch, device: Device) -> Batch:
     return {**batch, **jax.device_put(moving, device)}
 
 
-def check_device(device: Any, sizes: set[int]) -> None:
-    """Checks that batches of some sizes can be put on a device.
+def check_device(
+    device: Any, sizes: set[int], dtypes: Mapping[str, np.dtype[Any]] = MappingProxyType({})
+) -> None:
+    """Checks that batches of some sizes and dtypes can be put on a device.
 
     Args:
       device: as for `Pipeline.iterate`.
       sizes: lengths of the batch axis that occur.
+      dtypes: of the fields, as far as they are known before a batch is read.
 
     Raises:
-      TypeError: it is neither a device nor a sharding.
+      TypeError: it is neither a device nor a sharding, or JAX has no dtype for a field's numbers.
       ValueError: a sharding that cannot split an axis of such a length.
     """
-    if isinstance(device, jax.Device):
-        return
-    if not isinstance(device, jax.sharding.Sharding):
+    if not isinstance(device, jax.Device | jax.sharding.Sharding):
         raise TypeError(
             f"device must be a jax.Device (such as jax.devices()[0]) or a Sharding, not {device!r}"
         )
+    for name, dtype in dtypes.items():
+        if not _stays(dtype):
+            _check_dtype(name, dtype)
+    if isinstance(device, jax.Device):
+        return
     for size in sorted(sizes):
         try:
             device.shard_shape((size,))
@@ -94,13 +103,30 @@ def _in_bits_of_jax(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, A
     return narrow
 
 
+def _stays(dtype: np.dtype[Any]) -> bool:
+    """Whether fields of a dtype stay on the host: strings, times and structures."""
+    return dtype.kind in "USMm" or dtype.names is not None
+
+
+def _in_order_of_jax(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The array, in the byte order of this machine."""
+    _check_dtype(name, array.dtype)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def _check_dtype(name: str, dtype: np.dtype[Any]) -> None:
+    if not _is_jax_dtype(dtype.newbyteorder("=")):
+        raise TypeError(
+            f"field {name!r} has dtype {dtype}, and JAX {jax.__version__} has no arrays of this dtype: have a "
+            "transform cast the field or leave it out, or put the batch on the device yourself"
+        )
+
+
 @functools.lru_cache
 def _is_jax_dtype(dtype: np.dtype[Any]) -> bool:
-    if not dtype.isnative:  # some versions of JAX have a dtype for it, and none takes the array
-        return False
     try:
-        # What jax_enable_x64 narrows counts too, and is no reason for a warning.
-        jax.dtypes.result_type(jax.dtypes.canonicalize_dtype(dtype))
-    except TypeError:
+        # Only a transfer shows it: some dtypes that JAX lists have no form on its devices.
+        jax.device_put(np.zeros(1, dtype), jax.local_devices()[0])
+    except (TypeError, ValueError, RuntimeError):
         return False
     return True

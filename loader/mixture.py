@@ -211,6 +211,8 @@ class Mixture:
         """
         if device is not None:
             check_device(device, self.batch_sizes())
+            for pipeline in self._parts.values():
+                check_device(device, set(), pipeline.field_dtypes())
         shard = shard_of_process(process_index, process_count, sharding_of(device))
         for pipeline in self._parts.values():
             check_shard(pipeline.config, shard)

@@ -203,7 +203,7 @@ class Pipeline:
             hold its batches, shares that are not equal, or a pipeline that cannot be sent to workers.
         """
         if device is not None:
-            check_device(device, self.batch_sizes())
+            check_device(device, self.batch_sizes(), self.field_dtypes())
         shard = shard_of_process(process_index, process_count, sharding_of(device))
         check_shard(self.config, shard)
         hook = hook_of(on_stats, stats_every)
@@ -391,6 +391,12 @@ class Pipeline:
         if self.config.final_batch != "partial" or left == 0:
             return {size}
         return {left} if left == len(self.source) else {size, left}
+
+    def field_dtypes(self) -> dict[str, np.dtype[Any]]:
+        """The dtypes of a batch's fields; empty if a transform decides them."""
+        if self.transform is not None:
+            return {}
+        return {name: field.dtype for name, field in self.fields.items()}
 
     def _good_records(
         self,

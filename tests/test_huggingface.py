@@ -211,6 +211,40 @@ def test_images_are_decoded() -> None:
     assert grey.read(np.array([0]))["image"].shape == (1, 6, 5, 1)
 
 
+def images_of(feature: Any, images: npt.NDArray[np.uint8] = PIXELS) -> Any:
+    values = [{"bytes": png(image), "path": None} for image in images]
+    features = datasets.Features({"image": feature})
+    return datasets.Dataset.from_dict({"image": values}, features=features)
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("RGB", 3), ("RGBA", 4)])
+def test_images_have_the_mode_of_their_feature(mode: str, channels: int) -> None:
+    mixed = datasets.concatenate_datasets(
+        [images_of(datasets.Image(mode=mode)), images_of(datasets.Image(mode=mode), PIXELS[..., 0])]
+    )
+    source = HuggingFaceSource(mixed)
+    assert source.fields["image"].shape == (6, 5, channels)
+    wanted = [np.asarray(image).reshape(6, 5, channels) for image in mixed["image"]]
+    np.testing.assert_array_equal(source.read(np.arange(8))["image"], wanted)
+    other = HuggingFaceSource(images_of(datasets.Image()))
+    assert source.fingerprint() != other.fingerprint()
+    own = HuggingFaceSource(mixed, decode={"image": lambda data: np.array([len(data) % 7])})
+    assert own.fields["image"].shape == (1,)
+
+
+def test_a_mode_that_is_not_delivered_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'image' has the feature Image\(mode='CMYK'\)"):
+        HuggingFaceSource(images_of(datasets.Image(mode="CMYK")))
+
+
+def test_images_that_are_not_to_be_decoded_need_a_function() -> None:
+    dataset = images_of(datasets.Image(decode=False))
+    with pytest.raises(TypeError, match=r"'image' is struct.*give what decodes it, as decode"):
+        HuggingFaceSource(dataset)
+    source = HuggingFaceSource(dataset, decode={"image": loader.decode_image})
+    np.testing.assert_array_equal(source.read(np.array([3, 1]))["image"], PIXELS[[3, 1]])
+
+
 def test_the_identity_of_images_is_that_of_their_bytes() -> None:
     def identity(pixels: npt.NDArray[np.uint8], labels: list[int], **options: Any) -> Any:
         features = datasets.Features({"image": datasets.Image(), "y": datasets.Value("int64")})

@@ -110,6 +110,24 @@ def test_every_dtype_comes_back(tmp_path: Path, array: npt.NDArray[Any]) -> None
     assert loader.fingerprint(disk) == memory.fingerprint()
 
 
+def test_a_file_in_fortran_order_is_read_and_named_in_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    array = np.arange(12.0).reshape(4, 3)
+    np.save(tmp_path / "rows.npy", array)
+    np.save(tmp_path / "columns.npy", np.asfortranarray(array))
+    source = loader.NpySource(tmp_path)
+    [warning] = caplog.messages
+    assert "file columns.npy is in Fortran order" in warning
+    read = source.read(np.array([3, 1]))
+    assert read["columns"].flags.c_contiguous
+    assert (read["columns"] == read["rows"]).all()
+    write_npy(source, tmp_path / "again")
+    caplog.clear()
+    loader.NpySource(tmp_path / "again")
+    assert not caplog.messages
+
+
 def test_it_can_be_sent_to_another_process(folder: Path) -> None:
     source = loader.NpySource(folder)
     with multiprocessing.get_context("spawn").Pool(1) as pool:

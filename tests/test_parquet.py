@@ -447,3 +447,72 @@ def test_ids_that_are_none_are_named(tmp_path: pathlib.Path) -> None:
 def test_cache_bytes_is_a_number_of_bytes(written: pathlib.Path, wrong: Any) -> None:
     with pytest.raises(ValueError, match="cache_bytes must be a number of bytes"):
         opened(written, cache_bytes=wrong)
+
+
+def int96(path: pathlib.Path, times: Any, **columns: Any) -> ParquetSource:
+    given = pa.table({"t": times, **columns})
+    write(path, given, row_group_size=4, use_deprecated_int96_timestamps=True)
+    return ParquetSource(path)
+
+
+EDGES: Final = np.array(
+    ["1677-09-21T00:12:44.000001", "1969-12-31T23:59:59.999999", "1970", "2262-04-11T23:47:16.1"],
+    "M8[ns]",
+)
+
+
+def test_int96_times_that_fit_are_exact(tmp_path: pathlib.Path) -> None:
+    lists = pa.FixedSizeListArray.from_arrays(np.repeat(EDGES, 2), 2)
+    source = int96(tmp_path / "a.parquet", EDGES, pair=lists, **{"t.u": [1, 2, 3, 4]})
+    assert pq.ParquetFile(tmp_path / "a.parquet").schema.column(0).physical_type == "INT96"
+    found = source.read(np.arange(4))
+    np.testing.assert_array_equal(found["t"], EDGES)
+    np.testing.assert_array_equal(found["pair"], np.repeat(EDGES, 2).reshape(4, 2))
+
+
+@pytest.mark.parametrize(
+    "time", ["0001-01-01", "1677-09-21T00:12:43.1", "2262-04-11T23:47:17", "9999-12-31T23:59:59"]
+)
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("null", [False, True])
+def test_an_int96_time_that_would_wrap_is_named(
+    tmp_path: pathlib.Path, time: str, nested: bool, null: bool
+) -> None:
+    times: list[Any] = np.array([*EDGES, "1970", time], "M8[us]").tolist()
+    times[4] = None if null else times[4]
+    if nested:
+        given = pa.array([[one, one] for one in times], pa.list_(pa.timestamp("us")))
+    else:
+        given = pa.array(times, pa.timestamp("us"))
+    source = int96(tmp_path / "a.parquet", given)
+    assert (source.read(np.arange(4))["t"].reshape(4, -1) == EDGES[:, np.newaxis]).all()
+    with pytest.raises(
+        ValueError, match=rf"a\.parquet, row 5: column 't' holds {time[:10]}.* INT96"
+    ):
+        source.read(np.array([5]))
+
+
+@pytest.mark.parametrize("room", [1 << 23, 0])
+def test_a_footer_is_parsed_once_and_no_file_stays_open(
+    data: pathlib.Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    monkeypatch.setattr("loader.sources.row_groups._FOOTER_BYTES", room)
+    source = ParquetSource(data, ids="id", columns=["y"], cache_bytes=0, threads=1)
+    parsed: list[str] = []
+
+    class Counted(pq.ParquetFile):  # type: ignore[misc]
+        def __init__(self, path: str, metadata: Any = None, **options: Any) -> None:
+            if metadata is None:
+                parsed.append(path)
+            super().__init__(path, metadata=metadata, **options)
+
+    before = len(list(pathlib.Path("/proc/self/fd").iterdir()))
+    monkeypatch.setattr(pq, "ParquetFile", Counted)
+    for rows in (np.arange(25), np.arange(25)[::-1], np.arange(25, 43)):
+        np.testing.assert_array_equal(source.read(rows)["y"], Y[rows])
+    assert len(set(parsed)) == 3
+    assert not room or len(parsed) == 3
+    assert len(list(pathlib.Path("/proc/self/fd").iterdir())) == before
+    del parsed[:]
+    source.read(np.arange(25))
+    assert len(parsed) == (0 if room else 1)

@@ -53,6 +53,14 @@ class ArraySource:
             check_ids(self._ids)
             check_unique(self._ids)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In another process: NumPy's pickles of times and strings lose the byte order, and fields keep it."""
+        vars(self).update(state)
+        self._arrays = {
+            name: array.astype(self._fields[name].dtype, copy=False)
+            for name, array in self._arrays.items()
+        }
+
     def __len__(self) -> int:
         """How many records."""
         return self._len

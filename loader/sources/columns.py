@@ -116,7 +116,7 @@ def check_fields(fields: Mapping[str, Any] | None, wanted: Collection[str]) -> d
         raise TypeError(f"fields must map names to dtypes and shapes, not be {fields!r:.80}")
     check_known("fields", fields, wanted)
     return {
-        name: check_field(name, np.dtype(field) if isinstance(field, str) else field)
+        name: check_field(name, np.dtype(field) if isinstance(field, str | type) else field)
         for name, field in fields.items()
     }
 

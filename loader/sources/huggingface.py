@@ -5,7 +5,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +19,7 @@ from loader.sources.decoding import Decode, check_decoders, check_threads, name_
 from loader.sources.extras import needed
 from loader.sources.files import FileRows, Group
 from loader.sources.identifiers import IdRule, id_blocks, make_row_ids
-from loader.sources.images import decode_image
+from loader.sources.images import CHANNELS_OF_MODES, decode_image
 from loader.sources.kept import KeptIds
 from loader.sources.protocol import Field, field_list
 
@@ -31,7 +31,8 @@ class HuggingFaceSource:
 
     Values are read from the Arrow table, with the dtypes that it has: the data set's own format is not
     asked, and a transform of its own is refused. Columns are fields as those of `ParquetSource` are; a
-    column of the feature ``Image`` is decoded by `decode_image`, if ``decode`` says nothing else.
+    column of the feature ``Image`` is decoded by `decode_image`, in the mode that the feature names, unless
+    ``decode`` has another function for it. With ``Image(decode=False)`` it stays bytes, so ``decode`` is needed.
 
     Its identity is its content: all records are read to tell it, on all cores, but not decoded. Neither
     the data set's own fingerprint would do, which is another one each time where a function cannot be
@@ -70,7 +71,8 @@ class HuggingFaceSource:
         table = dataset.data.table
         wanted = chosen_columns(table.column_names, columns, ids)
         given = check_fields(fields, wanted)
-        decoders = _image_columns(dataset, wanted) | check_decoders(decode, wanted)
+        decoders = check_decoders(decode, wanted)
+        decoders |= _image_decoders(dataset, [name for name in wanted if name not in decoders])
         self._threads, self._len = check_threads(threads), len(dataset)
         # A shuffled or selected data set has a list of rows before its table; nothing public tells it.
         mapped = dataset._indices  # noqa: SLF001
@@ -394,9 +396,25 @@ def _loaded(datasets: Any, folder: str) -> Any:
         ) from error
 
 
-def _image_columns(dataset: Any, wanted: Sequence[str]) -> dict[str, Decode]:
-    image = needed("datasets", "huggingface").Image
-    return {name: decode_image for name in wanted if isinstance(dataset.features[name], image)}
+def _image_decoders(dataset: Any, names: Iterable[str]) -> dict[str, Decode]:
+    """What decodes the columns of images, by the mode that each column's feature names."""
+    decoders: dict[str, Decode] = {}
+    for name in names:
+        feature = dataset.features[name]
+        if not isinstance(feature, needed("datasets", "huggingface").Image) or not feature.decode:
+            continue
+        if feature.mode is None:
+            decoders[name] = decode_image
+        elif feature.mode in CHANNELS_OF_MODES:
+            shape = None, None, CHANNELS_OF_MODES[feature.mode]
+            decoders[name] = functools.partial(decode_image, shape=shape)
+        else:
+            raise ValueError(
+                f"column {name!r} has the feature Image(mode={feature.mode!r:.80}), and loader.decode_image converts "
+                f"to {', '.join(CHANNELS_OF_MODES)} only: give a function that decodes the column, as decode, or cast the "
+                "column to datasets.Image()"
+            )
+    return decoders
 
 
 def _row_of_indices(rows: npt.NDArray[np.int64], place: int) -> str:

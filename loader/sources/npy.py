@@ -1,5 +1,7 @@
 """Records in a folder with one memory-mapped ``.npy`` file for each field."""
 
+import dataclasses
+import logging
 import mmap
 import os
 import pathlib
@@ -13,6 +15,7 @@ import numpy.typing as npt
 
 from loader.file_marks import marks_of
 from loader.fingerprint import ColumnDigest, Fingerprint
+from loader.sources.columns import check_fields
 from loader.sources.digest_cache import check_cache
 from loader.sources.digests import Cache, FileDigests
 from loader.sources.files import FileRows, FileSet
@@ -22,6 +25,8 @@ from loader.sources.npy_folder import DESCRIPTION, NpyField, NpyFolder
 from loader.sources.protocol import Field, Verify, check_field, field_list
 from loader.sources.read_ahead import ReadAhead
 from loader.sources.unique import scan_ids
+
+_log: Final = logging.getLogger(__name__)
 
 _BLOCK_ROWS: Final = 1 << 18
 
@@ -33,8 +38,13 @@ class NpySource:
     file is looked at: one that has changed is an error, not other data. A folder of ``.npy`` files
     without a description can be read too: each is a field named as the file, and ``id.npy`` the IDs.
 
+    A file in Fortran order is read correctly but slowly, since each record is spread over the whole file;
+    a warning names it.
+
     Args:
       directory: the folder.
+      fields: the dtypes of files whose headers cannot name them: ``{"x": ml_dtypes.bfloat16}`` for a file
+        that ``numpy.save`` wrote. A folder with a description needs none.
       ids: ``None``, the folder's own IDs; ``"row"``, the row number (int64); the name of a field of
         integers or strings; or a function from ``int64[k]`` rows to int64[k] or k strings.
       cache: where digests of files are kept, so that files that did not change are not read again to
@@ -47,20 +57,26 @@ class NpySource:
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], *, ids: IdRule | None = None, cache: Cache = None
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        fields: Mapping[str, Any] | None = None,
+        ids: IdRule | None = None,
+        cache: Cache = None,
     ) -> None:
-        self._open(directory, ids, cache, None)
+        self._open(directory, fields, ids, cache, None)
 
     def _open(
         self,
         directory: str | os.PathLike[str],
+        fields: Mapping[str, Any] | None,
         ids: IdRule | None,
         cache: Cache,
         files: FileSet | None,
     ) -> None:
-        self._given = directory, ids, cache
+        self._given = directory, fields, ids, cache
         root = pathlib.Path(directory)
-        folder = NpyFolder.load(root)
+        folder = _with_dtypes(NpyFolder.load(root), fields)
         id_file = folder.id_file if ids is None else None
         names = [one.file for one in folder.fields.values()] + ([id_file] if id_file else [])
         self.files = files or FileSet.open(root, [".npy"], names)
@@ -231,11 +247,26 @@ def _mapped(files: FileSet, number: int, field: NpyField) -> tuple[npt.NDArray[A
         raise ValueError(f"file {name} holds no record: its shape is {list(array.shape)}")
     if field.dtype is not None:
         array = _of_dtype(array, field.dtype)
-    found = str(array.dtype), array.shape[1:]
-    if field.dtype is not None and found != (field.dtype, field.shape):
+    elif array.dtype.type is np.void and array.dtype.names is None:
+        key = name.removesuffix(".npy")
+        raise TypeError(
+            f"file {name} holds raw bytes, {array.dtype}, the form in which NumPy saves bfloat16 and the other "
+            f"dtypes of ml_dtypes. Name the dtype, such as fields={{{key!r}: ml_dtypes.bfloat16}}, or write "
+            "the data with loader.write_npy, which keeps the name"
+        )
+    dtype, shape = str(array.dtype), array.shape[1:]
+    wanted = field.dtype or dtype, shape if field.shape is None else field.shape
+    if (dtype, shape) != wanted:
         raise ValueError(
-            f"file {name} holds records {found[0]}{list(found[1])}, and {DESCRIPTION} says "
-            f"{field.dtype}{list(field.shape or ())}; one of both is of another data set"
+            f"file {name} holds records {dtype}{list(shape)}, and {DESCRIPTION} (or fields) says "
+            f"{wanted[0]}{list(wanted[1])}; one of both is of another data set"
+        )
+    if not array.flags.c_contiguous:
+        _log.warning(
+            "file %s is in Fortran order: the values of one record are spread over the whole file, and a "
+            "shuffled batch may take 200 times as long. Write it once in C order: numpy.save(file, "
+            "numpy.ascontiguousarray(array)), or regrain convert",
+            name,
         )
     return array, memory
 
@@ -254,12 +285,27 @@ def _check_start(path: str, name: str) -> None:
 
 
 def _of_dtype(array: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
-    """An array of a dtype that a ``.npy`` file cannot name, such as bfloat16, which it keeps as bytes."""
-    if array.dtype.kind == "V" and array.dtype.names is None and hasattr(ml_dtypes, dtype):
+    """An array whose dtype a ``.npy`` file cannot name, such as bfloat16, which it holds as raw bytes."""
+    if array.dtype.type is np.void and array.dtype.names is None and hasattr(ml_dtypes, dtype):
         known = np.dtype(getattr(ml_dtypes, dtype))
         if known.itemsize == array.dtype.itemsize:
             return array.view(known)
     return array
+
+
+def _with_dtypes(folder: NpyFolder, fields: Mapping[str, Any] | None) -> NpyFolder:
+    """The folder, with the dtypes that the caller names for files that cannot name theirs."""
+    given = check_fields(fields, folder.fields)
+    if given and folder.num_records is not None:
+        raise ValueError(
+            f"fields names dtypes for {', '.join(map(repr, given))}, and {DESCRIPTION} in the folder names them "
+            "already; leave fields out"
+        )
+    named = {
+        name: NpyField(folder.fields[name].file, str(field.dtype), field.shape or None)
+        for name, field in given.items()
+    }
+    return dataclasses.replace(folder, fields={**folder.fields, **named})
 
 
 def _common_length(maps: Mapping[str, _Map], folder: NpyFolder) -> int:
@@ -275,10 +321,11 @@ def _common_length(maps: Mapping[str, _Map], folder: NpyFolder) -> int:
 def _reopened(
     kind: type[NpySource],
     directory: str | os.PathLike[str],
+    fields: Mapping[str, Any] | None,
     ids: IdRule | None,
     cache: Cache,
     files: FileSet,
 ) -> NpySource:
     made = kind.__new__(kind)
-    made._open(directory, ids, cache, files)  # noqa: SLF001 (a constructor)
+    made._open(directory, fields, ids, cache, files)  # noqa: SLF001 (a constructor)
     return made

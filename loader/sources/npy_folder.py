@@ -25,7 +25,7 @@ from loader.fingerprint import check_ids, read_fields, read_ids
 from loader.new_paths import new_folder
 from loader.progress import Work, counted
 from loader.sources.files import checked_name
-from loader.sources.protocol import Field, RecordSource, check_source
+from loader.sources.protocol import Field, RecordSource, check_source, is_extended
 
 DESCRIPTION: Final = "regrain.json"
 FORMAT: Final = "regrain-npy"
@@ -196,7 +196,11 @@ class _NpyFile:
 
     def __init__(self, path: pathlib.Path, field: Field, length: int) -> None:
         self._file: IO[bytes] = path.open("xb")
-        header = np.lib.format.header_data_from_array_1_0(np.empty((0, *field.shape), field.dtype))
+        # NumPy cannot name a dtype of ml_dtypes: the header says raw bytes, and the description the rest.
+        dtype = (
+            np.dtype((np.void, field.dtype.itemsize)) if is_extended(field.dtype) else field.dtype
+        )
+        header = np.lib.format.header_data_from_array_1_0(np.empty((0, *field.shape), dtype))
         header["shape"] = (length, *field.shape)
         np.lib.format.write_array_header_2_0(self._file, header)
 

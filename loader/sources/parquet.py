@@ -26,7 +26,8 @@ class ParquetSource(FileSource):
     does not should be read in an order that stays in a row group for long, or be converted to another
     format: in a shuffled order each record of a batch may have a row group decoded. (A warning says so.)
 
-    Numbers, truth values, dates and times are fields as they are, times of a zone in UTC; lists and
+    Numbers, truth values, dates and times are fields as they are, times of a zone in UTC; INT96 times that
+    do not fit 64 bits of nanoseconds (1677 to 2262) are refused, with the whole row group. Lists and
     tensors of one shape are arrays, fixed-size binary values ``uint8[n]``. Strings and lists need a
     width where their type says none; binary values are decoded.
 

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
+import ml_dtypes  # noqa: F401 (NumPy then finds bfloat16 and its like by name)
 import numpy as np
 import numpy.typing as npt
 
@@ -17,6 +18,9 @@ RESERVED_FIELDS: Final = frozenset({"id", "mask"})
 #: What a fingerprint reads: ``"cache"``, what has changed since a source last digested it, which is all where
 #: it keeps nothing; ``"full"``, all.
 Verify = Literal["cache", "full"]
+
+#: NumPy numbers its own dtypes below this, and those of other packages from here on.
+_FIRST_EXTENDED: Final = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,4 +149,48 @@ def check_field(name: str, field: Any) -> Field:
         raise ValueError(
             f"field {name!r} holds nothing: dtype {dtype}, shape {list(shape)} a record"
         )
+    check_dtype(f"field {name!r}", dtype)
     return Field(dtype, shape)
+
+
+def check_dtype(what: str, dtype: np.dtype[Any]) -> None:
+    """Checks that a dtype's name alone is enough to read its bytes again.
+
+    Args:
+      what: holds values of the dtype, for the message.
+      dtype: without Python objects.
+
+    Raises:
+      TypeError: the dtype is raw bytes, of another package than NumPy and ml_dtypes, of ml_dtypes in the
+        other byte order, or a structure with one of these or of ml_dtypes.
+    """
+    if dtype.names is not None:
+        for member in dtype.names:
+            base = dtype[member].base
+            if base.names is None and is_extended(base):
+                raise TypeError(
+                    f"{what} has a member {member!r} of dtype {base}, which NumPy's text for the structure "
+                    f"does not name; make it a field of its own"
+                )
+            check_dtype(f"{what}, member {member!r},", base)
+    elif dtype.type is np.void:
+        raise TypeError(
+            f"{what} has dtype {dtype}, raw bytes of unknown meaning: .npy and .npz files hold bfloat16 and the "
+            "other dtypes of ml_dtypes in this form. View the array as its real dtype, "
+            "array.view(ml_dtypes.bfloat16), or as bytes, array[..., None].view(numpy.uint8)"
+        )
+    elif is_extended(dtype) and dtype.type.__module__ != "ml_dtypes":
+        raise TypeError(
+            f"{what} has dtype {dtype} of the package {dtype.type.__module__}, and only those of NumPy and "
+            "ml_dtypes can be read back by name; cast the array"
+        )
+    elif is_extended(dtype) and not dtype.isnative:
+        raise TypeError(
+            f"{what} has dtype {dtype}, {dtype.type.__name__} in the other byte order, which files cannot "
+            "name; cast the array, array.astype(array.dtype.type)"
+        )
+
+
+def is_extended(dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype is from another package than NumPy, such as those of ml_dtypes."""
+    return not 0 <= dtype.num < _FIRST_EXTENDED

@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from loader.sources.protocol import Field
+from loader.sources.protocol import Field, check_dtype, is_extended
 
 _MAGIC: Final = b"REC1"
 _HEADER: Final = len(_MAGIC) + 2
@@ -178,17 +178,13 @@ def _check_kept(name: str, value: Any) -> None:
 
 
 def _text_of(name: str, dtype: np.dtype[Any]) -> str:
-    # What ml_dtypes adds, such as bfloat16, has a name alone.
-    text = dtype.name if dtype.kind == "V" else dtype.str
-    try:
-        if not dtype.hasobject and _dtype_of(text) == dtype:
-            return text
-    except (TypeError, ValueError):
-        pass
-    raise TypeError(
-        f"field {name!r} has dtype {dtype}, which cannot be encoded: split it into fields of numbers, "
-        "fixed-width strings or bytes"
-    )
+    if dtype.hasobject or dtype.names is not None:
+        raise TypeError(
+            f"field {name!r} has dtype {dtype}, which cannot be encoded: split it into fields of numbers, "
+            "fixed-width strings or bytes"
+        )
+    check_dtype(f"field {name!r}", dtype)
+    return dtype.name if is_extended(dtype) else dtype.str
 
 
 def _dtype_of(text: Any) -> np.dtype[Any]:

@@ -14,10 +14,15 @@ import numpy.typing as npt
 from loader.parallel import Crew, in_order, usable_cores
 from loader.progress import Work
 from loader.sources.arrow import Block, Column, in_one
+from loader.sources.columns import Where
 from loader.sources.extras import needed
 from loader.sources.files import FileRows, FileSet, Group
 
 _log: Final = logging.getLogger(__name__)
+
+#: Of footers as they are in their files; parsed, they take ten times as much memory.
+_FOOTER_BYTES: Final = 1 << 23
+_NANOSECONDS: Final = np.dtype("M8[ns]")
 
 Blocks = dict[str, Block]
 
@@ -48,6 +53,7 @@ class RowGroups:
                 self._size >> 20,
                 limit >> 20,
             )
+        self._footers = _Footers()
         self._lock = threading.Lock()
         self._kept: collections.OrderedDict[int, Blocks] = collections.OrderedDict()
         self._kept_bytes, self._missing = 0, int(np.count_nonzero(rows))
@@ -131,12 +137,16 @@ class RowGroups:
         """Decodes a row group; ``row`` is the one in it that is asked for."""
         file, place, row = self._place(number, row)
         names = list(self._table)
-        pa = pyarrow()
-        reader = opened(self._files, file, row)
+        metadata = self._footers.get(file)
+        reader = opened(self._files, file, row, metadata=metadata)
         try:
             with reader:
+                if metadata is None:
+                    self._footers.keep(file, reader.metadata)
                 table = reader.read_row_group(place, columns=names, use_threads=False)
-        except (OSError, pa.ArrowException) as error:
+            coarse = self._read_in_seconds(file, place, row, reader.metadata)
+        except (OSError, pyarrow().ArrowException) as error:
+            self._files.check(file, row)
             raise damaged(self._files, file, row, f"row group {place}", error) from error
         self._files.check(file, row)
         start, stop = self._rows.starts[number : number + 2].tolist()
@@ -145,10 +155,28 @@ class RowGroups:
                 f"file {self._files.names[file]}, row {row}: row group {place} holds {len(table)} rows, and "
                 f"the file says {stop - start}; it is damaged"
             )
+        for name in coarse.column_names if coarse is not None else []:
+            _check_int96(
+                name, table.column(name), coarse.column(name), lambda at: self._name(start + at)
+            )
         blocks = {}
         for name, column in self._table.items():
             blocks[name] = column.block(in_one(table.column(name).chunks))
         return self._placed(blocks, start, stop) if self._fits else blocks
+
+    def _read_in_seconds(self, file: int, place: int, row: int, metadata: Any) -> Any:
+        """Times of a row group that the file holds as INT96, in whole seconds; ``None`` if it has none."""
+        nanoseconds = [name for name, one in self._table.items() if one.field.dtype == _NANOSECONDS]
+        if not nanoseconds:
+            return None
+        kinds = [metadata.schema.column(number) for number in range(len(metadata.schema))]
+        paths = [kind.path + "." for kind in kinds if kind.physical_type == "INT96"]
+        names = [name for name in nanoseconds if any(path.startswith(name + ".") for path in paths)]
+        if not names:
+            return None
+        unit = {"coerce_int96_timestamp_unit": "s"}
+        with opened(self._files, file, row, metadata=metadata, **unit) as reader:
+            return reader.read_row_group(place, columns=names, use_threads=False)
 
     def _placed(self, blocks: Blocks, start: int, stop: int) -> Blocks:
         """Moves a row group to its place among all."""
@@ -176,6 +204,65 @@ class RowGroups:
         [group], [place] = self._rows.locate(np.array([row], np.int64))
         file, _, place = self._place(int(group), int(place))
         return row_name(self._files, file, 0, place)
+
+
+class _Footers:
+    """Footers of files, kept once they are parsed: to parse a large one takes much longer than to read a row group.
+
+    Files themselves are opened for each row group, so that no more are open than threads decode.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: collections.OrderedDict[int, Any] = collections.OrderedDict()
+        self._bytes = 0
+
+    def get(self, number: int) -> Any:
+        """The footer of a file, if it is kept."""
+        with self._lock:
+            if number in self._kept:
+                self._kept.move_to_end(number)
+            return self._kept.get(number)
+
+    def keep(self, number: int, metadata: Any) -> None:
+        """Keeps a footer, and drops those that were used longest ago if there is no room."""
+        with self._lock:
+            if number not in self._kept:
+                self._kept[number] = metadata
+                self._bytes += metadata.serialized_size
+            while self._bytes > _FOOTER_BYTES and len(self._kept) > 1:
+                self._bytes -= self._kept.popitem(last=False)[1].serialized_size
+
+
+def _check_int96(name: str, times: Any, seconds: Any, where: Where) -> None:
+    """Checks that INT96 times were not wrapped to other dates when they became 64 bits of nanoseconds.
+
+    Args:
+      name: the column's.
+      times: the column in nanoseconds, as Arrow has it.
+      seconds: the same in whole seconds, which reach all dates that INT96 has.
+      where: names a row.
+    """
+    pc = needed("pyarrow.compute", "parquet")
+    times, seconds = in_one(times.chunks), in_one(seconds.chunks)
+    rows = np.arange(len(times))
+    while pyarrow().types.is_nested(times.type):
+        rows = rows[pc.list_parent_indices(times).to_numpy()]
+        times, seconds = pc.list_flatten(times), pc.list_flatten(seconds)
+    if seconds.type.unit != "s":  # a column of another name that only begins like an INT96 one
+        return
+    found = (
+        times.drop_null().to_numpy().view(np.int64) // 10**9
+    )  # NumPy's own cast is wrong near 1677
+    wanted = seconds.drop_null().to_numpy()
+    wrong = np.flatnonzero(found != wanted.view(np.int64))
+    if wrong.size:
+        rows = rows[times.is_valid().to_numpy(zero_copy_only=False)]
+        raise ValueError(
+            f"{where(int(rows[wrong[0]]))}: column {name!r} holds {wanted[wrong[0]]} as INT96, and 64 bits of "
+            "nanoseconds reach from 1677 to 2262 only. Write the column again as TIMESTAMP_MICROS, or leave "
+            "it out of columns"
+        )
 
 
 def footers(
@@ -216,8 +303,8 @@ def footers(
         return in_order(rows_of, len(files), 2 * usable_cores())
 
 
-def opened(files: FileSet, number: int, row: int) -> Any:
-    """A file, opened; ``row`` is the one that is asked for.
+def opened(files: FileSet, number: int, row: int, **options: Any) -> Any:
+    """Open a file to read a row of it, with options of `pyarrow.parquet.ParquetFile`.
 
     Raises:
       ValueError: it is no Parquet file, is cut, or has changed; names file and row.
@@ -225,7 +312,7 @@ def opened(files: FileSet, number: int, row: int) -> Any:
     """
     try:
         return needed("pyarrow.parquet", "parquet").ParquetFile(
-            files.path(number), page_checksum_verification=True
+            files.path(number), page_checksum_verification=True, **options
         )
     except (OSError, pyarrow().ArrowException) as error:
         files.check(number, row)

@@ -24,6 +24,8 @@ Name = Literal["npy", "array_record", "parquet"]
 _BLOCK_BYTES: Final = 1 << 24
 #: Parquet decodes a row group as a whole: a small one costs less at random.
 _ROW_GROUP_BYTES: Final = 1 << 20
+#: Arrow drops the count of a unit such as ``10ms``, and Parquet has no seconds.
+_PARQUET_UNITS: Final = {("ms", 1), ("us", 1), ("ns", 1)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +126,7 @@ def _write_parquet(source: loader.RecordSource, path: pathlib.Path) -> None:
     import pyarrow.parquet as pq
 
     def column(name: str, array: npt.NDArray[Any]) -> Any:
-        if array.dtype.kind == "M" and np.datetime_data(array.dtype)[0] not in ("ms", "us", "ns"):
+        if array.dtype.kind in "Mm" and np.datetime_data(array.dtype) not in _PARQUET_UNITS:
             raise TypeError(f"Parquet has no times as those of field {name!r}, {array.dtype}")
         flat = np.ascontiguousarray(array).reshape(-1)
         try:
