@@ -48,7 +48,6 @@ from checkpointing.manifest import (
     is_end,
     package_versions,
     place_of,
-    settings,
 )
 from checkpointing.matching import match
 from checkpointing.quiet import quiet_the_layers_below
@@ -81,6 +80,7 @@ from loader import (
 from loader.amounts import bytes_text, seconds_text, things_text
 from loader.batching import as_integer
 from loader.grain_stream import GrainIterator, GrainStream
+from loader.json_form import json_settings
 from loader.sources import Verify as DataVerify
 from loader.told_apart import in_print
 
@@ -163,7 +163,7 @@ class Checkpoints:
             )
         self._save_every = _at_least_one("save_every", save_every)
         self._keep = _at_least_one("keep", keep)
-        self._run_config = settings("run_config", run_config)
+        self._run_config = json_settings("run_config", run_config)
         check_identity(pipeline)  # what cannot be identified is an error here
         self._pipeline = pipeline
         if not isinstance(process_timeout_s, int | float | np.number) or not process_timeout_s > 0:

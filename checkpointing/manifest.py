@@ -24,10 +24,10 @@ from loader import (
     Position,
     Turns,
 )
-from loader.config import named_values
 from loader.fingerprint import read_ids
 from loader.grain_chain import CHAIN_VERSION, GrainChain
 from loader.grain_stream import GrainIterator, GrainStream
+from loader.json_form import json_value, shallow
 from loader.mixture import combined
 from loader.sources import Verify as DataVerify
 from loader.told_apart import in_print
@@ -44,7 +44,6 @@ NEXT_IDS: Final = 64
 ALLOWABLE: Final = frozenset({"batch_size", "skip", "exclude", "grain_version"})
 
 _NEXT_IDS_BYTES: Final = 16 << 10
-_MAX_LEVELS: Final = 64
 _MAX_COUNT: Final = 2**62
 _PACKAGES: Final = ("regrain", "grain", "orbax-checkpoint", "jax", "jaxlib", "numpy")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
@@ -368,7 +367,7 @@ class Manifest:
             position,
             _identity(value),
             tuple(_id(entry) for entry in value["next_ids"]),
-            tuple(_shallow(_typed(change, dict)) for change in value["history"]),
+            tuple(shallow(_typed(change, dict)) for change in value["history"]),
             _texts(value["packages"]),
             {_typed(path, str): _file(entry) for path, entry in value["files"].items()},
             _grain_place(value["grain"], position) if "chain" in value else None,
@@ -376,12 +375,12 @@ class Manifest:
 
 
 def _identity(value: Mapping[str, Any]) -> Identity:
-    run_config = _shallow(_typed(value["run_config"], dict))
+    run_config = shallow(_typed(value["run_config"], dict))
     leaves = tuple(Leaf.from_dict(leaf) for leaf in value["train_state"])
     if "chain" in value:
         return Identity(
             Fingerprint.from_dict(value["fingerprint"]),
-            _shallow(_typed(value["chain"]["config"], dict)),
+            shallow(_typed(value["chain"]["config"], dict)),
             CHAIN_VERSION,
             None,
             None,
@@ -418,7 +417,7 @@ def _grain_place(value: Mapping[str, Any], position: Position) -> GrainPlace:
     kind = value["next"]
     if kind not in ("ids", "digest", "end", "error"):
         raise ValueError(f"{kind!r:.40} is no kind of what comes next")
-    return GrainPlace(_shallow(value["state"]), kind, _typed(value["digest"], str))
+    return GrainPlace(shallow(value["state"]), kind, _typed(value["digest"], str))
 
 
 def check_identity(stream: Stream) -> None:
@@ -489,31 +488,6 @@ def package_versions() -> dict[str, str]:
     return versions
 
 
-def json_value(value: Any, where: str) -> Any:
-    """A deep copy of a value in the types that JSON gives back.
-
-    Raises:
-      TypeError, ValueError: JSON cannot hold it, or would give back something else.
-    """
-    try:
-        copy = _shallow(json.loads(json.dumps(value, allow_nan=False, sort_keys=True)))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"{where} must be a value that JSON can hold: {error}") from error
-    if isinstance(value, Mapping) and any(not isinstance(key, str) for key in value):
-        raise TypeError(f"{where} must have strings as keys, not {list(value)!r:.80}")
-    return copy
-
-
-def settings(name: str, value: Any) -> dict[str, Any]:
-    """Settings of the user's, as JSON gives them back; ``None`` is none.
-
-    Raises:
-      TypeError: they are no mapping, or JSON cannot hold them.
-    """
-    found: dict[str, Any] = json_value(named_values(name, value), name)
-    return found
-
-
 def config_with(pipeline: Pipeline, config: Mapping[str, Any]) -> Pipeline:
     """The same source and transform under the config of a checkpoint."""
     return Pipeline(pipeline.source, PipelineConfig.from_dict(config), pipeline.transform)
@@ -561,16 +535,6 @@ def _by_path(leaves: Iterable[Leaf]) -> dict[str, str]:
 def _typed(value: Any, kind: type) -> Any:
     if type(value) is not kind:
         raise TypeError(f"{value!r:.60} is not of type {kind.__name__}")
-    return value
-
-
-def _shallow(value: Any, levels: int = _MAX_LEVELS) -> Any:
-    """The value, if it is not nested so deeply that to compare or print it could exhaust the stack."""
-    if levels == 0:
-        raise ValueError(f"it is nested more than {_MAX_LEVELS} levels deep")
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    for part in parts:
-        _shallow(part, levels - 1)
     return value
 
 

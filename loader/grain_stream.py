@@ -18,10 +18,10 @@ import jax
 import numpy as np
 
 from loader.batching import Position
-from loader.config import named_values
 from loader.device import Device
 from loader.fingerprint import Fingerprint
 from loader.grain_chain import GrainChain
+from loader.json_form import from_json, json_settings, to_json
 from loader.leaves import raw_bytes
 from loader.pipeline import NOT_COPIED, ReadOptions
 from loader.sources import Verify
@@ -107,12 +107,7 @@ class GrainStream:
             )
         self.dataset = dataset
         self._fingerprint = fingerprint
-        values = named_values("config", config)
-        try:
-            _check_keys(values)
-            self.config: dict[str, Any] = json.loads(json.dumps(values, allow_nan=False))
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"config must be values that JSON can hold: {error}") from error
+        self.config = json_settings("config", config)
         self.chain = GrainChain.of(dataset, grain.__version__)
 
     def __repr__(self) -> str:
@@ -300,7 +295,10 @@ class GrainIterator(grain.DatasetIterator[Any]):
         return Ahead("ids", tuple(found))
 
     def get_state(self) -> dict[str, Any]:
-        """``{"step": ..., "grain": ...}``: elements delivered, and Grain's state before the next one."""
+        """``{"step": ..., "grain": ...}``: elements delivered, and Grain's state before the next one.
+
+        JSON gives it back as it is: tuples and arrays in Grain's state are encoded.
+        """
         text = self._read[0][0] if self._read else self._state or self._open()[1]
         return {"step": self._step, "grain": json.loads(text)}
 
@@ -410,9 +408,8 @@ def element_digest(element: Any) -> str:
 
 
 def _restore(iterator: Any, text: str) -> None:
-    state = json.loads(text)
     try:
-        iterator.set_state(state)
+        iterator.set_state(from_json(json.loads(text)))
     except Exception as error:
         raise GrainStateError(
             f"Grain does not take its own state {text:.200}: {type(error).__name__}: {error}"
@@ -426,30 +423,24 @@ def _checked_state(state: Mapping[str, Any]) -> tuple[int, str]:
             f"a state holds step and grain and nothing else, not {state!r:.200}; it may come from "
             "another iterator"
         )
-    return Position(0, 0, state["step"]).step, _text(state["grain"])
-
-
-def _check_keys(state: Any) -> None:
-    parts = state if isinstance(state, list | tuple) else ()
-    if isinstance(state, Mapping):
-        wrong = next((key for key in state if type(key) is not str), None)
-        if wrong is not None:
-            raise TypeError(f"it would make a text of the key {wrong!r}")
-        parts = list(state.values())
-    for part in parts:
-        _check_keys(part)
+    step, grain_state = Position(0, 0, state["step"]).step, state["grain"]
+    from_json(grain_state)
+    return step, _bounded(json.dumps(grain_state, allow_nan=False))
 
 
 def _text(state: Any) -> str:
-    """Grain's state as JSON, if JSON gives the same back."""
+    """Grain's state as JSON that gives back an equal state, with the same types."""
     try:
-        _check_keys(state)
-        text = json.dumps(state, allow_nan=False)
+        text = json.dumps(to_json(state), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise GrainStateError(
-            f"the state of this chain cannot be kept, since JSON cannot hold it: {error}. States must be "
-            "dicts, lists, texts and numbers of Python"
+            f"the state of this chain cannot be saved: {error}. A data set's state may hold numbers, "
+            "strings, bytes, NumPy arrays, and lists, tuples and dicts of them"
         ) from error
+    return _bounded(text)
+
+
+def _bounded(text: str) -> str:
     if len(text) > MAX_STATE_BYTES:
         raise GrainStateError(
             f"the state of this chain has {len(text)} bytes, and {MAX_STATE_BYTES} are allowed; a data set "

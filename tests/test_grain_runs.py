@@ -114,6 +114,19 @@ def test_run_on_a_chain_resumes_exactly(tmp_path: pathlib.Path, name: str | None
     assert (one.position, one.next_ids, one.grain) == (other.position, other.next_ids, other.grain)
 
 
+@pytest.mark.parametrize("name", ["concatenated and split"])
+def test_run_resumes_at_every_place_with_the_same_tail(tmp_path: pathlib.Path, name: str) -> None:
+    make = chains()[name]
+    expected = [element_digest(element) for element in make()]
+    for step in range(len(expected)):
+        with Checkpoints(tmp_path, stream(make()), save_every=1, keep=2) as checkpoints:
+            run = checkpoints.resume({"w": jnp.zeros(1)})
+            tail = stream(make()).iterate(json.loads(json.dumps(run.batches.get_state())))
+            assert [element_digest(element) for element in tail] == expected[step:]
+            assert element_digest(next(run.batches)) == expected[step]
+            checkpoints.save(run.batches, run.train_state)
+
+
 def test_manifest_holds_chain_config_state_and_next_ids(tmp_path: pathlib.Path) -> None:
     train(tmp_path, stream(mixed="half"), 3)
     manifest, _ = final(tmp_path)

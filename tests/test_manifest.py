@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import json
 import sys
-import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,11 +22,9 @@ from checkpointing.manifest import (
     NEXT_IDS,
     Identity,
     Manifest,
-    json_value,
     next_ids,
     package_versions,
     seal,
-    settings,
 )
 from checkpointing.train_state import describe
 from loader import Fingerprint, Pipeline, PipelineConfig, Position
@@ -288,25 +285,6 @@ def test_numbers_of_any_length_are_a_value_error() -> None:
             Manifest.from_bytes(text.encode())
 
 
-def test_settings_are_any_mapping_or_pairs() -> None:
-    class Config:  # as that of ml_collections, which is no Mapping
-        def keys(self) -> list[str]:
-            return ["a"]
-
-        def __getitem__(self, name: str) -> list[int]:
-            return {"a": [1]}[name]
-
-    pairs: list[Any] = [[("a", [1])], (["a", [1]],)]
-    for value in (Config(), types.MappingProxyType({"a": (1,)}), *pairs):
-        assert settings("run_config", value) == {"a": [1]}
-    empty: list[Any] = [None, (), {}]
-    for value in empty:
-        assert settings("run_config", value) == {}
-    for wrong in ([1], "", "ab", ["ab"], 0, [(1, 2, 3)]):
-        with pytest.raises(TypeError, match="run_config must map names to values, such as"):
-            settings("run_config", wrong)
-
-
 def test_a_manifest_that_could_not_be_read_again_is_not_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -462,39 +440,6 @@ def test_a_transform_that_is_changed_added_or_taken_away_is_a_difference() -> No
         "transform.version": ("absent", "''"),
     }
     assert differences(of(double), of(None)).keys() == {"transform.name", "transform.version"}
-
-
-# What a run config may hold.
-
-
-@given(value=st.dictionaries(st.text(), json_values))
-def test_a_run_config_comes_back_from_json_as_it_is_and_shares_nothing(value: Any) -> None:
-    found = json_value(value, "run_config")
-    assert found == value
-    assert seal(found) == seal(json.loads(json.dumps(value)))
-    if value:
-        assert found is not value
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"a": np.int64(1)},
-        {"a": np.zeros(2)},
-        {"a": {1, 2}},
-        {"a": b"x"},
-        {"a": object()},
-        {"a": float("nan")},
-        {"a": float("inf")},
-        {1: "a"},
-        {None: 1},
-        {"a": nested([], 100)},
-        {"a": nested([], 5000)},
-    ],
-)
-def test_a_run_config_that_json_cannot_give_back_is_refused(value: Any) -> None:
-    with pytest.raises(TypeError, match="run_config must"):
-        json_value(value, "run_config")
 
 
 # The next IDs.
