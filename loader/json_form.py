@@ -122,7 +122,7 @@ def _encoded(value: Any, levels: int) -> Any:
 def _encoded_array(value: Any) -> list[Any]:
     shape = list(value.shape) if type(value) is np.ndarray else None
     content = [value.dtype.str, shape, base64.b64encode(value.tobytes()).decode()]
-    back = None if value.dtype.hasobject else _array(content)
+    back: Any = None if value.dtype.hasobject else _array(content)
     if (
         type(back) is not type(value)
         or back.dtype != value.dtype

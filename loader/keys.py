@@ -126,7 +126,8 @@ def check_key_field(fields: Collection[str], config: PipelineConfig) -> None:
     if config.record_keys and KEY_FIELD in fields:
         raise ValueError(
             f"the source has a field {KEY_FIELD!r}, and record_keys=True adds one of that name to each "
-            "batch: give the source's field another name, or leave record_keys off"
+            'batch: give that of the source another name, Pipeline(..., rename={"key": "..."}), or leave '
+            "record_keys off"
         )
 
 

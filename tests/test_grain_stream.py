@@ -22,12 +22,12 @@ import loader
 from loader import ArraySource, Fingerprint, GrainStateError, GrainStream
 from loader.grain_stream import (
     AHEAD_ELEMENTS,
-    AHEAD_IDS,
     MAX_STATE_BYTES,
-    Ahead,
     element_digest,
     element_ids,
 )
+from loader.identity import Ahead
+from loader.stream import NEXT_IDS
 
 NUM_RECORDS = 41
 DATA: Fingerprint = loader.fingerprint(ArraySource({"x": np.arange(NUM_RECORDS)}))
@@ -202,7 +202,7 @@ def test_looking_ahead_moves_nothing_and_makes_nothing_twice(name: str) -> None:
         element = next(batches)
         assert element_digest(element) == mark
         if ahead.kind == "ids":
-            ids = element_ids(element, AHEAD_IDS)
+            ids = element_ids(element, NEXT_IDS)
             assert ids is not None
             assert list(ahead.ids[: len(ids)]) == ids
         other.close()
@@ -227,7 +227,7 @@ def test_no_more_is_read_ahead_than_64_ids_ask_for(size: int, elements: int) -> 
     ahead = batches.ahead()
     assert batches.ahead() is ahead
     assert len(made) == elements
-    assert ahead.ids == tuple(range(size, size + min(AHEAD_IDS, size * elements)))
+    assert ahead.ids == tuple(range(size, size + min(NEXT_IDS, size * elements)))
     assert [next(batches)["id"][0] for _ in range(elements)] == [
         size * number for number in range(1, elements + 1)
     ]
@@ -418,6 +418,15 @@ def test_a_state_keeps_the_types_of_its_values(own: Any) -> None:
     del RESTORED[:]
     assert type(back) is type(own)
     assert repr(back) == repr(own)
+
+
+def test_a_state_of_plain_grain_is_taken_with_its_tuples() -> None:
+    make = chains()["concatenated and split"]
+    expected, plain = marks(make()), iter(make())
+    for step in range(len(expected)):
+        state = {"step": step, "grain": plain.get_state()}
+        assert marks(stream(make()).iterate(state)) == expected[step:]
+        next(plain)
 
 
 def test_read_options_are_for_a_map_dataset() -> None:
