@@ -37,7 +37,7 @@ def npy(folder: pathlib.Path) -> RecordSource:
 def test_a_field_named_mask_is_delivered_under_another_name(
     tmp_path: pathlib.Path, kind: str
 ) -> None:
-    source = {"arrays": arrays, "records": records, "npy": lambda: npy(tmp_path)}[kind]()
+    source = records() if kind == "records" else npy(tmp_path) if kind == "npy" else arrays()
     with pytest.raises(
         ValueError, match=r'a field cannot be named .mask. .*rename=\{"mask": "attention_mask"\}'
     ):

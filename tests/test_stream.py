@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
 import grain
@@ -100,8 +100,10 @@ class NamedIdentity(StreamIdentity):
         return cls(value["stride"])
 
     def diff(self, now: Self) -> list[Difference]:
-        values = [f"every {one.stride}." for one in (self, now)]
-        return [] if self == now else [Difference("stride", *values, "by its own words")]
+        if self == now:
+            return []
+        before, after = (f"every {one.stride}." for one in (self, now))
+        return [Difference("stride", before, after, "by its own words")]
 
 
 class NamedSquares(Squares):
@@ -253,7 +255,8 @@ def test_two_threads_in_one_iterator_are_an_error(kind: str) -> None:
     thread = threading.Thread(target=lambda: found.append(next(batches)))
     thread.start()
     assert waiting.is_reading.wait(60)
-    for use in (lambda: next(batches), lambda: batches.set_state(start)):
+    uses: list[Callable[[], Any]] = [lambda: next(batches), lambda: batches.set_state(start)]
+    for use in uses:
         with pytest.raises(RuntimeError, match="two threads use this iterator at the same time"):
             use()
     waiting.may_go.set()
