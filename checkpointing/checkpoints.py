@@ -39,18 +39,11 @@ from checkpointing.directory import (
 from checkpointing.errors import CheckpointDamagedError, CheckpointMismatchError
 from checkpointing.group import ElsewhereError, Processes
 from checkpointing.manifest import (
-    ALLOWABLE,
-    Batches,
     Identity,
     Manifest,
-    Stream,
-    check_identity,
-    is_end,
     package_versions,
-    place_of,
-    settings,
 )
-from checkpointing.matching import match
+from checkpointing.matching import check_allow, match
 from checkpointing.proof.step_log import OnBatch, step_log_of_environment
 from checkpointing.quiet import quiet_the_layers_below
 from checkpointing.signals import StopRequest, stop_requests
@@ -68,20 +61,19 @@ from checkpointing.train_state import (
     to_stored,
 )
 from loader import (
-    BatchIterator,
     Device,
-    Mixture,
     OnProgress,
     OnStats,
-    Pipeline,
     Position,
     ReadOptions,
     watch_progress,
 )
 from loader.amounts import bytes_text, seconds_text, things_text
 from loader.batching import as_integer
-from loader.grain_stream import GrainIterator, GrainStream
+from loader.identity import Place
+from loader.json_form import json_settings, json_value
 from loader.sources import Verify as DataVerify
+from loader.stream import Stream, StreamIterator
 from loader.told_apart import in_print
 
 TrainState = TypeVar("TrainState")
@@ -112,7 +104,7 @@ class Run(Generic[TrainState]):
     """
 
     train_state: TrainState
-    batches: Batches
+    batches: StreamIterator
     position: Position
 
 
@@ -156,15 +148,15 @@ class Checkpoints:
         run_config: Mapping[str, Any] | None = None,
         process_timeout_s: float = 600.0,
     ) -> None:
-        if not isinstance(pipeline, Pipeline | Mixture | GrainStream):
+        if not isinstance(pipeline, Stream):
             raise TypeError(
                 "pipeline must be a Pipeline, a Mixture, or a GrainStream around a chain of Grain's data "
                 f"sets, not {type(pipeline).__name__}"
             )
         self._save_every = _at_least_one("save_every", save_every)
         self._keep = _at_least_one("keep", keep)
-        self._run_config = settings("run_config", run_config)
-        check_identity(pipeline)  # what cannot be identified is an error here
+        self._run_config = json_settings("run_config", run_config)
+        pipeline.check_identity()  # what cannot be identified is an error here
         self._pipeline = pipeline
         if not isinstance(process_timeout_s, int | float | np.number) or not process_timeout_s > 0:
             raise ValueError(
@@ -173,11 +165,8 @@ class Checkpoints:
         self._shown = directory_text(directory)
         quiet_the_layers_below()
         self._processes = _processes(process_timeout_s)
-        if isinstance(pipeline, GrainStream) and self._processes.are_several:
-            raise ValueError(
-                "a GrainStream is for one JAX process: Grain's state is that of one process's share, and "
-                "no process could say where the others are. Use a Pipeline, or run one process"
-            )
+        if pipeline.single_process and self._processes.are_several:
+            raise ValueError(pipeline.single_process)
         self._directory = _opened(directory, self._processes, process_timeout_s)
         self._writer = _Writer(self._directory, self._keep, self._processes, self._shown)
         self._resumed: _Resumed | None = None
@@ -260,12 +249,7 @@ class Checkpoints:
           RuntimeError: a save in the background has failed, or a whole checkpoint cannot be read.
           TypeError, ValueError: a bad argument.
         """
-        unknown = set(_names(allow)) - ALLOWABLE
-        if unknown:
-            raise ValueError(
-                f"allow can hold {sorted(ALLOWABLE)}, not {sorted(unknown)}: nothing else can "
-                "change without making it another run"
-            )
+        allowed = check_allow(self._pipeline, allow)
         check_verify(verify)
         self._check_open()
         iterate = functools.partial(
@@ -283,7 +267,7 @@ class Checkpoints:
             try:
                 return self._resume(
                     train_state,
-                    allowed=frozenset(allow),
+                    allowed=allowed,
                     verify=verify,
                     verify_data=verify_data,
                     iterate=iterate,
@@ -298,7 +282,7 @@ class Checkpoints:
         allowed: frozenset[str],
         verify: Verify,
         verify_data: DataVerify,
-        iterate: Callable[..., Batches],
+        iterate: Callable[..., StreamIterator],
     ) -> Run[TrainState]:
         began = time.monotonic()
         identity, steps = self._agreed(train_state, verify_data)
@@ -334,7 +318,7 @@ class Checkpoints:
         self._tell_of_begin(None, run.batches, took)
         return run
 
-    def save(self, batches: Batches, train_state: Any, *, force: bool = False) -> bool:
+    def save(self, batches: StreamIterator, train_state: Any, *, force: bool = False) -> bool:
         """Saves train state and position, in the background, at multiples of ``save_every`` steps.
 
         The step is the number of batches that ``batches`` has delivered. When this returns, the
@@ -443,17 +427,13 @@ class Checkpoints:
         self._writer.begin(number, manifest, stored, self._damaged, called)
 
     def _manifest(
-        self,
-        identity: Identity,
-        history: tuple[Mapping[str, Any], ...],
-        batches: Batches | None = None,
+        self, identity: Identity, history: tuple[Mapping[str, Any], ...], batches: StreamIterator
     ) -> Manifest:
-        """What a checkpoint says of the place of an iterator, by default of the start."""
-        position = batches.position if batches else Position()
-        ids, grain = place_of(self._pipeline, position, batches)
-        return Manifest(
-            position.step, position, identity, ids, history, package_versions(), grain=grain
-        )
+        """The manifest of a checkpoint at the place of an iterator."""
+        place = batches.place()
+        state = json_value(place.state, "the iterator's state")
+        place = Place(place.position, place.ahead, state)
+        return Manifest(place.position.step, place, identity, history, package_versions())
 
     @contextlib.contextmanager
     def stop_on_signals(
@@ -562,7 +542,8 @@ class Checkpoints:
         def told(found: tuple[Identity, list[int]]) -> dict[str, str]:
             identity, steps = found
             newest = f"{steps[-_SHOWN_STEPS:]} ({len(steps)} of them)"
-            return {"steps": newest, **_told(self._manifest(identity, ()))}
+            with contextlib.closing(self._pipeline.iterate()) as start:
+                return {"steps": newest, **_told(self._manifest(identity, (), start))}
 
         return self._together("resume", find, same=told)
 
@@ -587,7 +568,7 @@ class Checkpoints:
         found: Manifest,
         identity: Identity,
         allow: frozenset[str],
-        iterate: Callable[..., Batches],
+        iterate: Callable[..., StreamIterator],
     ) -> dict[str, list[Any]]:
         return match(found, identity, self._pipeline, self._shown, allow, iterate)
 
@@ -618,7 +599,7 @@ class Checkpoints:
         self,
         identity: Identity,
         train_state: TrainState,
-        iterate: Callable[..., Batches],
+        iterate: Callable[..., StreamIterator],
         found: Manifest | None,
         changes: dict[str, list[Any]],
     ) -> Run[TrainState]:
@@ -626,20 +607,22 @@ class Checkpoints:
         if found and changes:
             position = dataclasses.asdict(found.position)
             history = (*history, {"position": position, "changed": changes})
-        batches = iterate(found.start if found else None, on_batch=self._step_log())
+        batches = iterate(found.place.start if found else None, on_batch=self._step_log())
         self._resumed = _Resumed(identity, history, batches)
         self._writer.last_step = found.step if found else None
         return Run(train_state, batches, batches.position)
 
-    def _tell_of_begin(self, found: Manifest | None, batches: Batches, took: Sequence[str]) -> None:
+    def _tell_of_begin(
+        self, found: Manifest | None, batches: StreamIterator, took: Sequence[str]
+    ) -> None:
         """Logs where the run begins, what that stands on, and how long that has taken."""
         if found is None:
-            what = f"a new run of {_described(self._pipeline)}"
-        elif is_end(self._pipeline, batches):
+            what = f"a new run of {self._pipeline.describe()}"
+        elif batches.is_at_end():
             what = f"the run is finished, at step {found.step}"
         else:
             what = f"resumed at step {found.step}"
-            if isinstance(self._pipeline, Pipeline):
+            if batches.position.epoch or batches.position.offset:
                 what += f", epoch {batches.position.epoch}, offset {batches.position.offset}"
         _log.log(self._processes.log_level, "%s: %s; %s", self._shown, what, ", ".join(took))
 
@@ -648,11 +631,11 @@ class Checkpoints:
             self._processes.index if self._processes.are_several else None
         )
 
-    def _check_batches(self, batches: Batches) -> "_Resumed":
+    def _check_batches(self, batches: StreamIterator) -> "_Resumed":
         self._check_open()
         if self._resumed is None:
             raise ValueError("call resume before save: it decides where the run goes on")
-        if not isinstance(batches, BatchIterator | GrainIterator):
+        if not isinstance(batches, StreamIterator):
             raise TypeError(
                 f"batches must be the iterator that resume gave (run.batches), not a "
                 f"{type(batches).__name__}: only it knows how far the run has come"
@@ -721,7 +704,7 @@ class _Resumed:
 
     identity: Identity
     history: tuple[Mapping[str, Any], ...]
-    batches: Batches
+    batches: StreamIterator
 
 
 class _Writer:
@@ -1163,17 +1146,6 @@ def _load(
     }
 
 
-def _described(stream: Stream) -> str:
-    """A stream in a few figures."""
-    if not isinstance(stream, Pipeline):
-        return repr(stream)
-    steps, config = stream.grid.num_steps, stream.config
-    epochs = "no end" if config.num_epochs is None else things_text(config.num_epochs, "epoch")
-    in_all = "" if steps is None else f", {things_text(steps, 'step')}"
-    records = things_text(len(stream.source), "record")
-    return f"{records} in batches of {config.batch_size}, {epochs}{in_all}"
-
-
 def _size_of(manifest: Manifest) -> str:
     size = sum(entry["bytes"] for entry in manifest.files.values())
     return f"{bytes_text(size)} in {things_text(len(manifest.files), 'file')}"
@@ -1286,14 +1258,6 @@ def _diff_leaves(before: tuple[Leaf, ...], now: tuple[Leaf, ...]) -> list[str]:
         for path, shown in in_print([*befores, *nows]).items()
         if befores.get(path) != nows.get(path)
     ]
-
-
-def _names(allow: Collection[str]) -> Collection[str]:
-    if isinstance(allow, str):
-        raise TypeError(f'allow is a set of names: write allow={{"{allow}"}}')
-    if not isinstance(allow, Collection):
-        raise TypeError(f'allow is a set of names, such as {{"batch_size"}}, not {allow!r:.80}')
-    return allow
 
 
 def _at_least_one(name: str, value: Any) -> int:

@@ -11,20 +11,16 @@ import numpy.typing as npt
 import loader
 from checkpointing.directory import RunDirectory, StepDamagedError
 from checkpointing.errors import CheckpointDamagedError
-from checkpointing.manifest import ALLOWABLE, Manifest, StreamIdentity, package_versions
+from checkpointing.manifest import Manifest, package_versions
 from loader import (
     Fingerprint,
     MixtureProvenance,
-    PipelineConfig,
-    Position,
     Provenance,
     RecordSource,
-    Segment,
-    Turns,
 )
+from loader.identity import Derivation
 from loader.source_or_stream import check_is_no_stream
 from loader.sources.identifiers import row_column
-from loader.turns import TURNS_VERSION
 
 #: Up to so many records all IDs are digested, a second's work, to see whether they are those of the run.
 DIGEST_IDS_UP_TO: Final = 1 << 26
@@ -55,20 +51,17 @@ def provenance(
       ValueError: the source is not the data of the run; the order or the changes of the run cannot
         be derived by this version; the run is of a mixture.
     """
-    manifest = newest_manifest(directory)
-    where = f"{os.fspath(directory)} step {manifest.step}"
-    _check_derivable(manifest, where)
-    if manifest.identity.parts:
+    manifest, derived, where = _derived(directory)
+    if derived.turns is not None:
         raise ValueError(
-            f"{where} is of a mixture of {', '.join(manifest.identity.parts)}: ask mixture_provenance"
+            f"{where} is of a mixture of {', '.join(derived.parts)}: ask mixture_provenance"
         )
-    _check_order(manifest.identity, where)
+    segments, data = derived.parts[""]
     try:
-        segments = segments_of(manifest)
         rows_only = Provenance(segments, manifest.position)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except ValueError as error:
         raise ValueError(f"the history in {where} cannot be followed: {error!r}") from error
-    ids, ids_from = _known_ids(manifest.identity, source, where)
+    ids, ids_from = _known_ids(data, source, where)
     whole = Provenance(segments, None, ids, ids_from)
     if ids is not None:
         _check_next_ids(manifest, whole, where)
@@ -94,41 +87,34 @@ def mixture_provenance(
       FileNotFoundError, CheckpointDamagedError: as for `provenance`.
       ValueError: as for `provenance`; the run is not of a mixture; there is no such part.
     """
-    manifest = newest_manifest(directory)
-    where = f"{os.fspath(directory)} step {manifest.step}"
+    manifest, derived, where = _derived(directory)
     sources = {} if sources is None else sources
-    _check_derivable(manifest, where)
-    if not manifest.identity.parts:
+    turns = derived.turns
+    if turns is None:
         raise ValueError(f"{where} is of one pipeline, not of a mixture: ask provenance")
     if not isinstance(sources, Mapping):
         raise ValueError(f"{where} is of a mixture: give the sources by the names of its parts")
-    identity = manifest.identity
-    unknown = sorted(set(sources) - set(identity.parts))
+    unknown = sorted(set(sources) - set(derived.parts))
     if unknown:
-        raise ValueError(f"{where} has the parts {', '.join(identity.parts)}, not {unknown[0]!r}")
-    if identity.order_version != TURNS_VERSION:
-        raise ValueError(
-            f"{where} follows the turns of version {identity.order_version}, and this version of the "
-            f"library derives version {TURNS_VERSION}: use the one that wrote it"
-        )
-    turns = Turns(identity.config["weights"])
+        raise ValueError(f"{where} has the parts {', '.join(derived.parts)}, not {unknown[0]!r}")
     counts = turns.before(manifest.step)
-    found, ends = {}, []
-    for name, part in identity.parts.items():
-        named = f"part {name!r} of {where}"
-        _check_order(part, named)
-        config = PipelineConfig.from_dict(part.config)
-        segment = Segment(part.fingerprint.num_records, config)
-        ids, ids_from = _known_ids(part, sources.get(name), named)
-        stop = None if ahead else segment.position(counts[name])
-        found[name] = Provenance([segment], stop, ids, ids_from)
-        if segment.num_steps is not None:
-            ends.append(turns.step_of(name, segment.num_steps))
-    end = min(ends, default=None)
-    whole = MixtureProvenance(turns, found, None if ahead else manifest.step, end)
+    found = {}
+    for name, (segments, data) in derived.parts.items():
+        ids, ids_from = _known_ids(data, sources.get(name), f"part {name!r} of {where}")
+        stop = None if ahead else segments[-1].position(counts[name])
+        found[name] = Provenance(segments, stop, ids, ids_from)
+    step = None if ahead else manifest.step
+    whole = MixtureProvenance(turns, found, step, derived.total_steps)
     if ahead and all(part.source is not None for part in found.values()):
         _check_next_ids(manifest, whole, where)
     return whole
+
+
+def _derived(directory: str | os.PathLike[str]) -> tuple[Manifest, Derivation, str]:
+    """The newest whole checkpoint, from what its batches can be derived, and its name for messages."""
+    manifest = newest_manifest(directory)
+    where = f"{os.fspath(directory)} step {manifest.step}"
+    return manifest, manifest.identity.stream.derivation(manifest.history, where), where
 
 
 def newest_manifest(directory: str | os.PathLike[str]) -> Manifest:
@@ -151,27 +137,6 @@ def newest_manifest(directory: str | os.PathLike[str]) -> Manifest:
     raise FileNotFoundError(f"{os.fspath(directory)} holds no checkpoint")
 
 
-def segments_of(manifest: Manifest) -> list[Segment]:
-    """The stretches of a run between the changes that its manifest tells of.
-
-    Raises:
-      AttributeError, KeyError, TypeError, ValueError: the changes do not lead to the manifest's config.
-    """
-    config = dict(manifest.identity.config)
-    num_records = manifest.identity.fingerprint.num_records
-    segments = []
-    for change in reversed(manifest.history):
-        place = change["position"]
-        start = Position(place["epoch"], place["offset"], place["step"])
-        segments.append(Segment(num_records, PipelineConfig.from_dict(config), start))
-        for name, (before, after) in change["changed"].items():
-            if name not in ALLOWABLE or config[name] != after:
-                raise ValueError(f"{name} is {config.get(name)!r} behind a change to {after!r}")
-            config[name] = before
-    segments.append(Segment(num_records, PipelineConfig.from_dict(config)))
-    return segments[::-1]
-
-
 class _IdColumn:
     """IDs as a source without fields, so that they alone are digested."""
 
@@ -187,11 +152,8 @@ class _IdColumn:
         return {}
 
 
-def _known_ids(
-    identity: StreamIdentity, source: RecordSource | None, where: str
-) -> tuple[Any, str]:
+def _known_ids(expected: Fingerprint, source: RecordSource | None, where: str) -> tuple[Any, str]:
     """What gives the IDs of a run, if anything does, and how that is known."""
-    expected = identity.fingerprint
     if source is not None:
         _check_source(expected, source, where)
         return source, "those of the source"
@@ -229,23 +191,6 @@ def _have_digest(ids: _IdColumn, expected: Fingerprint) -> bool:
         return False
     found = loader.fingerprint(ids, chunk_records=expected.chunk_records)
     return found.columns["id"] == expected.columns["id"]
-
-
-def _check_derivable(manifest: Manifest, where: str) -> None:
-    if manifest.identity.chain is not None:
-        raise ValueError(
-            f"{where} is of a chain of Grain's, whose order is Grain's own and cannot be derived: iterate the "
-            "chain again, or keep a step log"
-        )
-
-
-def _check_order(identity: StreamIdentity, where: str) -> None:
-    kind, version = identity.config["shuffle"], identity.order_version
-    if version != loader.ORDER_VERSIONS[kind]:
-        raise ValueError(
-            f"{where} follows the order {kind!r} version {version}, and this version of the library "
-            f"derives version {loader.ORDER_VERSIONS[kind]}: use the one that wrote it"
-        )
 
 
 def _check_next_ids(manifest: Manifest, whole: Provenance | MixtureProvenance, where: str) -> None:

@@ -10,7 +10,6 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, Literal
 
-import loader
 from checkpointing.checkpoints import load
 from checkpointing.directory import (
     RunDirectory,
@@ -20,28 +19,20 @@ from checkpointing.directory import (
     processes_in,
 )
 from checkpointing.errors import CheckpointMismatchError
-from checkpointing.history import segments_of
-from checkpointing.manifest import ALLOWABLE, Identity, Manifest, Stream, StreamIdentity
-from checkpointing.matching import match
+from checkpointing.manifest import Identity, Manifest
+from checkpointing.matching import check_allow, match
 from checkpointing.storage import LeftOver, StepFiles, Writer
-from loader import (
-    Difference,
-    GrainStream,
-    Mixture,
-    Pipeline,
-    PipelineConfig,
-    Position,
-    dataset_digest,
-)
+from loader import Difference, PipelineConfig, Position, dataset_digest
 from loader.batching import as_integer
 from loader.progress import Work
+from loader.stream import Stream
 
 Health = Literal["intact", "damaged", "unreadable"]
 
 _NO_FILES: Final = StepFiles({}, 0, None, None)
 #: Of a manifest, what is not of the stream and train state, but of a place in it and of who wrote it.
 _OF_A_PLACE: Final = frozenset(
-    {"step", "position", "next_ids", "history", "packages", "files", "grain"}
+    {"step", "position", "state", "next", "history", "packages", "files"}
 )
 
 
@@ -117,13 +108,13 @@ class RunReport:
     @property
     def total_steps(self) -> int | None:
         """Steps of the whole run if it goes on as it is; ``None`` without end, or where that is not known."""
-        if self.newest is None or self.newest.identity.chain or self.newest.identity.parts:
+        if self.newest is None:
             return None
         try:
-            last = segments_of(self.newest)[-1]
-        except (AttributeError, KeyError, TypeError, ValueError):
+            derived = self.newest.identity.stream.derivation(self.newest.history, self.directory)
+        except ValueError:
             return None
-        return None if last.num_steps is None else last.start.step + last.num_steps
+        return derived.total_steps
 
     def diff(self, other: "RunReport") -> list[Difference]:
         """Compare the newest intact steps of two runs: stream, settings, place, and train state bit for bit.
@@ -156,18 +147,10 @@ class RunReport:
         """In what a config is not that of the newest intact step; the data are not looked at.
 
         Raises:
-          ValueError: there is no intact step, or it is of a mixture or of a chain of Grain's, which
-            have no config of their own.
+          ValueError: there is no intact step, or its stream has no config of its own.
         """
         before = _newest(self).identity
-        if before.parts or before.chain:
-            what = "a mixture" if before.parts else "a chain of Grain's"
-            raise ValueError(
-                f"{self.directory} is of {what}, which has no config of its own to compare with: compare "
-                "with the stream itself"
-            )
-        version = loader.ORDER_VERSIONS[config.shuffle]
-        now = dataclasses.replace(before, config=config.to_dict(), order_version=version)
+        now = dataclasses.replace(before, stream=before.stream.with_config(config))
         return before.diff(now)
 
     def diff_stream(self, stream: Stream, allow: Collection[str] = ()) -> list[Difference]:
@@ -189,17 +172,15 @@ class RunReport:
           ValueError: there is no intact step; ``allow`` holds something else than may change; what was
             trained on already is skipped.
         """
-        if not isinstance(stream, Pipeline | Mixture | GrainStream):
+        if not isinstance(stream, Stream):
             raise TypeError(
                 f"a stream is a Pipeline, a Mixture or a GrainStream, not a {type(stream).__name__}"
             )
-        unknown = set(allow) - ALLOWABLE
-        if unknown:
-            raise ValueError(f"allow can hold {sorted(ALLOWABLE)}, not {sorted(unknown)}")
+        allowed = check_allow(stream, allow)
         found = _newest(self)
         now = Identity.of(stream, found.identity.run_config, found.identity.train_state)
         try:
-            match(found, now, stream, self.directory, frozenset(allow), stream.iterate)
+            match(found, now, stream, self.directory, allowed, stream.iterate)
         except CheckpointMismatchError as error:
             return list(error.differences)
         except StepDamagedError as error:
@@ -219,7 +200,7 @@ class RunReport:
             "left_overs": [dataclasses.asdict(one) for one in self.left_overs],
             "writer": None if self.writer is None else dataclasses.asdict(self.writer),
             "changes": [] if newest is None else [dict(change) for change in newest.history],
-            "stream": None if newest is None else _stream_dict(newest.identity),
+            "stream": None if newest is None else _stream_dict(newest),
             "train_state": None if newest is None else _train_state_dict(newest.identity),
             "run_config": None if newest is None else dict(newest.identity.run_config),
             "packages": None if newest is None else dict(newest.packages),
@@ -345,44 +326,10 @@ def _digest(manifest: Manifest) -> str:
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def _stream_dict(identity: Identity) -> dict[str, Any]:
+def _stream_dict(manifest: Manifest) -> dict[str, Any]:
     """What a stream is known by, without the marks of its data."""
-    if identity.chain is not None:
-        return {
-            "kind": "chain",
-            "data": _data_dict(identity),
-            "config": dict(identity.config),
-            "chain": identity.chain.to_dict(),
-        }
-    if identity.parts:
-        parts = {name: _pipeline_dict(part) for name, part in identity.parts.items()}
-        turns = {"weights": identity.config["weights"], "turns_version": identity.order_version}
-        return {"kind": "mixture", "data": _data_dict(identity), **turns, "parts": parts}
-    return {"kind": "pipeline", **_pipeline_dict(identity)}
-
-
-def _pipeline_dict(identity: StreamIdentity) -> dict[str, Any]:
-    return {
-        "data": _data_dict(identity),
-        "config": dict(identity.config),
-        "order": {"kind": identity.config["shuffle"], "version": identity.order_version},
-        "transform": None if identity.transform is None else dict(identity.transform),
-        "keys_version": identity.keys_version,
-    }
-
-
-def _data_dict(identity: StreamIdentity) -> dict[str, Any]:
-    found = identity.fingerprint
-    columns = {name: dataclasses.asdict(column) for name, column in found.columns.items()}
-    files = found.files
-    return {
-        "digest": found.digest,
-        "num_records": found.num_records,
-        "columns": {
-            name: {**column, "shape": list(column["shape"])} for name, column in columns.items()
-        },
-        "files": None if files is None else {"num_files": files.num_files, "digest": files.digest},
-    }
+    stream = manifest.identity.stream
+    return {"kind": stream.kind, **stream.report()}
 
 
 def _train_state_dict(identity: Identity) -> dict[str, Any]:

@@ -15,7 +15,6 @@ function that makes it: it is called for each run, as each process would call it
 keeps between runs shows.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import pathlib
@@ -30,13 +29,11 @@ import numpy as np
 
 from checkpointing.checkpoints import Checkpoints, load
 from checkpointing.errors import CheckpointMismatchError
-from checkpointing.manifest import Stream
 from checkpointing.proof.compare import RunDifference, compare_batches, compare_checkpoints
 from checkpointing.train_state import pointer
 from loader import (
     AuditReport,
     Device,
-    GrainStream,
     Mixture,
     MixtureReport,
     Pipeline,
@@ -46,6 +43,7 @@ from loader import (
     audit_mixture,
     check_transform,
 )
+from loader.stream import Stream
 
 __all__ = ["assert_covers_epoch", "assert_deterministic", "assert_resumes_exactly"]
 
@@ -106,7 +104,7 @@ def assert_resumes_exactly(
     __tracebackhide__ = True
     if (init is None) != (train_step is None):
         raise ValueError("give init and train_step both, or neither")
-    steps = _steps(_made(stream), steps)
+    steps = _made(stream).count_steps(steps)
     if steps < 2:
         raise ValueError(f"{steps} step leaves no place for a stop: at least 2 are needed")
     ends = [*_stops(steps, stops, seed), steps]
@@ -340,9 +338,8 @@ def _why_not(check: str) -> str:
 
 
 def _made(stream: MakesStream) -> Stream:
-    kinds = Pipeline | Mixture | GrainStream
-    made = stream if isinstance(stream, kinds) or not callable(stream) else stream()
-    if not isinstance(made, kinds):
+    made = stream if isinstance(stream, Stream) or not callable(stream) else stream()
+    if not isinstance(made, Stream):
         raise TypeError(
             "give a loader.Pipeline, a loader.Mixture, a loader.GrainStream, or a function without arguments "
             f"that makes one, not {made!r:.80}"
@@ -351,20 +348,12 @@ def _made(stream: MakesStream) -> Stream:
 
 
 def _own(stream: Stream) -> Pipeline | Mixture:
-    if isinstance(stream, GrainStream):
+    if not isinstance(stream, Pipeline | Mixture):
         raise TypeError(
-            "the order of a GrainStream is Grain's, and cannot be derived or made again step by step. Use "
+            f"the order of a {type(stream).__name__} cannot be derived or made again step by step. Use "
             "assert_resumes_exactly for it"
         )
     return stream
-
-
-def _steps(stream: Stream, steps: int) -> int:
-    if isinstance(stream, GrainStream):
-        with contextlib.closing(stream.iterate()) as batches:
-            return sum(1 for _ in itertools.islice(batches, steps))
-    there = stream.grid.num_steps
-    return steps if there is None else min(steps, there)
 
 
 def _stops(steps: int, stops: Sequence[int] | None, seed: int) -> list[int]:

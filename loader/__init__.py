@@ -31,6 +31,7 @@ from loader.audit import (
     audit_batches,
     audit_mixture,
 )
+from loader.batch_iterator import BatchIterator, ReadOptions
 from loader.batching import Position, Segment, masked_mean
 from loader.config import PipelineConfig
 from loader.determinism import Change, TransformReport, check_transform
@@ -41,7 +42,7 @@ from loader.grain_stream import GrainIterator, GrainStateError, GrainStream
 from loader.keys import record_keys, rng, uniforms
 from loader.mixture import Mixture
 from loader.order import ORDER_VERSIONS, epoch_order, position_of
-from loader.pipeline import BatchIterator, Pipeline, ReadOptions
+from loader.pipeline import Pipeline
 from loader.processes import global_batch
 from loader.progress import OnProgress, Progress, watch_progress
 from loader.provenance import (

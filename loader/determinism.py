@@ -21,12 +21,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from loader.batch_iterator import ReadOptions
 from loader.batching import Batch, Position, spread
 from loader.config import PipelineConfig
 from loader.errors import RecordReadError
 from loader.fingerprint import Fingerprint
 from loader.leaves import without_padding
-from loader.pipeline import Pipeline, ReadOptions
+from loader.pipeline import Pipeline
 from loader.processes import WHOLE
 from loader.progress import counted
 from loader.sources import Field, RecordSource

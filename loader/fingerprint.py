@@ -208,10 +208,23 @@ class Fingerprint:
           source: a `RecordSource`, of which length and fields are asked for, and no record.
 
         Raises:
+          TypeError: ``source`` is no source.
           ValueError: an empty name, or none.
         """
         if not isinstance(revision, str) or not revision:
             raise ValueError(f"revision must be a name, not {revision!r}")
+        if not isinstance(getattr(source, "fields", None), Mapping) or not hasattr(
+            source, "__len__"
+        ):
+            what = (
+                f"the class {source.__name__}"
+                if isinstance(source, type)
+                else f"a {type(source).__name__}"
+            )
+            raise TypeError(
+                f"{what} has no fields and length to identify: give the source itself, a RecordSource with "
+                'fields such as {"x": loader.Field(dtype, shape)}'
+            )
         specs = {ID_COLUMN: ("unread", ())} | {
             name: (str(dtype_and_shape(field)[0]), dtype_and_shape(field)[1])
             for name, field in source.fields.items()

@@ -1,24 +1,19 @@
-"""What a chain of Grain data sets is made of, as far as it can be told: classes, lengths and settings."""
+"""Describe a chain of Grain data sets: classes, lengths and settings."""
 
-import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Self
+from collections.abc import Mapping
+from typing import Any, Final
 
 import numpy as np
 
+from loader.batch_iterator import NumberedBatches
+from loader.chain_identity import GrainChain
 from loader.described import attributes_described, described, is_transformation
-from loader.fingerprint import Difference
-from loader.mixture import Mixture
-from loader.pipeline import NumberedBatches, Pipeline
-from loader.told_apart import in_print
-from loader.transforms import transform_identity
+from loader.stream import Stream
 
-#: Of how chains are described. One of version 1, which tells less, is compared as that tells it.
-CHAIN_VERSION: Final = 2
-#: As many of the last data sets are described; those before them by a digest.
+#: So many of the last data sets are described; those before them by a digest.
 MAX_LINKS: Final = 64
 
 #: They change neither what is delivered nor the iterator's state.
@@ -51,147 +46,39 @@ _NO_SETTINGS: Final = frozenset(
     }
 )
 _MAX_TEXT: Final = 200
-_WHY_WORKERS: Final = (
-    "Grain's state tells whose turn it is among its workers: with another number of them it would go on "
-    "with other elements"
-)
 
 
-@dataclasses.dataclass(frozen=True)
-class GrainChain:
-    """The data sets that lead to a stream, from the sources to what is delivered.
+def chain_of(dataset: Any, grain: str) -> GrainChain:
+    """Describe a `grain.MapDataset` or `grain.IterDataset`.
 
-    Attributes:
-      links: for each data set its class, those it reads from (by number), and its settings.
-      workers: processes or threads that each read a share of it; 0 without any.
+    Settings are the plain values (numbers, strings, and tuples or dicts of them) that an object of Grain's
+    own classes was made with. `described` describes functions, transformation objects, and the data sets
+    of a user's classes. A data set or source that is a stream is described by what identifies it.
+
+    Args:
+      dataset: the chain.
       grain: the version of Grain.
-      version: of how it is described.
-      older: the links as version 1 tells them, of a chain that is at hand.
     """
-
-    links: tuple[Mapping[str, Any], ...]
-    workers: int
-    grain: str
-    version: int = CHAIN_VERSION
-    older: tuple[Mapping[str, Any], ...] | None = dataclasses.field(
-        default=None, compare=False, repr=False
-    )
-
-    @classmethod
-    def of(cls, dataset: Any, grain: str) -> Self:
-        """Describes a `grain.MapDataset` or `grain.IterDataset`.
-
-        Settings are the plain values (numbers, texts, and tuples or dicts of them) that an object of
-        Grain's own classes was made with. Of functions and transformation objects, and of what a data set
-        of a class of the user's was made with, `described` says what is told. Of a data set or source
-        that is a `Pipeline` or a `Mixture`, it is what their own identity is made of.
-        """
-        links, workers = _links(dataset, _settings)
-        older, _ = _links(dataset, _settings_of_version_1)
-        return cls(links, workers, grain, older=older)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return {
-            "version": self.version,
-            "links": [dict(link) for link in self.links],
-            "workers": self.workers,
-            "grain": self.grain,
-        }
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Self:
-        """Reads what `to_dict` wrote.
-
-        Raises:
-          KeyError, TypeError, ValueError: it is not that.
-        """
-        version = value["version"]
-        if type(version) is not int or not 1 <= version <= CHAIN_VERSION:
-            raise ValueError(
-                f"version {version!r:.40} of a chain is not one of 1 to {CHAIN_VERSION}"
-            )
-        links = []
-        for link in value["links"]:
-            if type(link["class"]) is not str or type(link["settings"]) is not dict:
-                raise TypeError(f"{link!r:.80} describes no data set")
-            numbers = [number for number in link["from"] if type(number) is int]
-            links.append({"class": link["class"], "from": numbers, "settings": link["settings"]})
-        workers, grain = value["workers"], value["grain"]
-        if type(workers) is not int or type(grain) is not str:
-            raise TypeError("it has no number of workers, or no version of Grain")
-        return cls(tuple(links), workers, grain, version)
-
-    def diff(self, now: "GrainChain") -> list[Difference]:
-        """Everything in which ``now`` differs from this chain, that of a checkpoint."""
-        if self.version == 1 < now.version and now.older is not None:
-            now = dataclasses.replace(now, links=now.older, version=1)
-        found = []
-        if self.grain != now.grain:
-            found.append(
-                Difference(
-                    "grain_version", self.grain, now.grain, "Grain promises nothing across versions"
-                )
-            )
-        if self.workers != now.workers:
-            # The shares of the workers differ too, and are no news.
-            found.append(Difference("workers", str(self.workers), str(now.workers), _WHY_WORKERS))
-            return found
-        shapes = [[(link["class"], link["from"]) for link in one.links] for one in (self, now)]
-        if shapes[0] != shapes[1]:
-            before, after = (" > ".join(link["class"] for link in one.links) for one in (self, now))
-            first = next(
-                (i for i, (a, b) in enumerate(zip(*shapes, strict=False)) if a != b),
-                min(map(len, shapes)),
-            )
-            return [*found, Difference("chain", before, after, f"from number {first + 1} on")]
-        for number, (link, other) in enumerate(zip(self.links, now.links, strict=True), start=1):
-            name = f"chain.{number}.{link['class']}"
-            found += _diff_settings(name, link["settings"], other["settings"])
-        return found
-
-
-def _diff_settings(
-    name: str, before: Mapping[str, Any], now: Mapping[str, Any]
-) -> Iterable[Difference]:
-    for key, shown in in_print([*before, *now]).items():
-        a, b = (json.dumps(one[key]) if key in one else "absent" for one in (before, now))
-        if a != b:
-            texts = [str(one.get(key, "absent")) for one in (before, now)]
-            # "1" is told from 1 by its quotes, which else are left out.
-            yield Difference(f"{name}.{shown}", *(texts if texts[0] != texts[1] else (a, b)))
-
-
-def _links(
-    dataset: Any, settings: Callable[[Any], dict[str, Any]]
-) -> tuple[tuple[Mapping[str, Any], ...], int]:
     links: list[dict[str, Any]] = []
-    workers = _add(dataset, links, {}, settings)
+    workers = _add(dataset, links, {})
     if len(links) > MAX_LINKS:
-        kept = links[-MAX_LINKS:]
-        rest = _digest(links[:-MAX_LINKS])
-        more = {"count": len(links) - MAX_LINKS, "sha256": rest}
-        links = [{"class": "...", "from": [], "settings": more}, *kept]
-    return tuple(links), workers
+        rest = {"count": len(links) - MAX_LINKS, "sha256": _digest(links[:-MAX_LINKS])}
+        links = [{"class": "...", "from": [], "settings": rest}, *links[-MAX_LINKS:]]
+    return GrainChain(tuple(links), workers, grain)
 
 
-def _add(
-    dataset: Any,
-    links: list[dict[str, Any]],
-    numbers: dict[int, int],
-    settings: Callable[[Any], dict[str, Any]],
-) -> int:
-    """Adds a data set behind those it reads from; returns how many workers there are."""
+def _add(dataset: Any, links: list[dict[str, Any]], numbers: dict[int, int]) -> int:
+    """Add a data set behind those it reads from; return how many workers there are."""
     if id(dataset) in numbers:
         return 0
     children, workers = _children(dataset)
     for child in children:
-        workers += _add(child, links, numbers, settings)
+        workers += _add(child, links, numbers)
     places = [numbers[id(child)] for child in children]
     if type(dataset).__name__ in _TRANSPARENT and _is_grains(dataset) and len(places) == 1:
         numbers[id(dataset)] = places[0]
         return workers
-    links.append({"class": type(dataset).__name__, "from": places, "settings": settings(dataset)})
+    links.append({"class": type(dataset).__name__, "from": places, "settings": _settings(dataset)})
     numbers[id(dataset)] = len(links) - 1
     return workers
 
@@ -220,7 +107,7 @@ def _settings(dataset: Any) -> dict[str, Any]:
     for name, value in _attributes(dataset):
         if name == "source":
             settings[name] = type(value).__qualname__
-            if isinstance(value, Pipeline | Mixture):
+            if isinstance(value, Stream):
                 settings.update(_named(name, _stream_settings(value)))
         elif (plain := _of_grains(name, value)) is not None:
             settings.update(plain)
@@ -228,24 +115,6 @@ def _settings(dataset: Any) -> dict[str, Any]:
             settings.update(_function(name, value))
     if "transform" in settings:  # and not its method once more
         settings = {name: one for name, one in settings.items() if name.split(".")[0] != "map_fn"}
-    return settings
-
-
-def _settings_of_version_1(dataset: Any) -> dict[str, Any]:
-    """As checkpoints have it that were written before attributes of objects were told."""
-    settings = _length(dataset)
-    if not _is_grains(dataset):
-        version = getattr(dataset, "version", None)
-        return settings if version is None else {**settings, "version": str(version)}
-    for name, value in _attributes(dataset):
-        if name == "source":
-            settings[name] = type(value).__qualname__
-        elif (plain := _of_grains(name, value)) is not None:
-            settings.update(plain)
-        elif callable(value) or type(value).__module__ != "builtins":
-            settings[name] = _function_of_version_1(value)
-    if "transform" in settings:
-        settings.pop("map_fn", None)  # its method
     return settings
 
 
@@ -286,13 +155,10 @@ def _numbered(dataset: NumberedBatches) -> dict[str, Any]:
     return settings
 
 
-def _stream_settings(stream: Pipeline | Mixture) -> dict[str, Any]:
+def _stream_settings(stream: Stream) -> dict[str, Any]:
     settings = _flat("", stream.settings())
-    parts = {"": stream} if isinstance(stream, Pipeline) else stream.parts
-    for name, part in parts.items():
-        if part.transform is not None:
-            place = f"parts.{name}." if name else ""
-            settings.update(_function(f"{place}transform", part.transform))
+    for name, transform in stream.transforms().items():
+        settings.update(_function(name, transform))
     return settings
 
 
@@ -357,40 +223,6 @@ def _function(name: str, value: Any) -> dict[str, str]:
     if isinstance(value, functools.partial) and _is_grains_function(value.func):
         value = value.func  # Grain's own way to tell its workers of shared memory
     return {name + key: text for key, text in described(value).items()}
-
-
-def _function_of_version_1(value: Any) -> str:
-    """Name and version of a function, a method's object or a transformation object, and a dataclass's fields."""
-    owner = getattr(value, "__self__", None)
-    if owner is not None and not isinstance(owner, type):
-        value = owner
-    if isinstance(value, functools.partial) and _is_grains_function(value.func):
-        value = value.func  # Grain's own way to tell its workers of shared memory
-    fields = ""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        plain = {
-            field.name: _json(getattr(value, field.name))
-            for field in dataclasses.fields(value)
-            if _is_plain(getattr(value, field.name))
-        }
-        fields = f"({', '.join(f'{name}={part!r}' for name, part in plain.items())})"
-    name, version = _name(value)
-    return name + fields + (f" version {version}" if version else "")
-
-
-def _name(value: Callable[..., Any]) -> tuple[str, str]:
-    try:
-        known = transform_identity(value) or {}
-    except TypeError:  # an argument of a partial by which it cannot be recognised
-        function: Any = value
-        while isinstance(function, functools.partial):
-            function = function.func
-        known = transform_identity(function) or {}
-        known["name"] += "(...)"
-    name = known["name"]
-    if len(name) > _MAX_TEXT:
-        name = f"{name[: _MAX_TEXT // 2]}... sha256:{_digest(name)}"
-    return name, known["version"]
 
 
 def _is_grains_function(function: Any) -> bool:

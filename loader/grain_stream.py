@@ -5,36 +5,39 @@ is asked for, so that no exception can spoil it, and it comes with what is deliv
 """
 
 import collections
-import dataclasses
+import contextlib
 import hashlib
 import json
+import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping
 from time import perf_counter_ns
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import jax
 import numpy as np
 
+from loader.batch_iterator import ReadOptions
 from loader.batching import Position
-from loader.config import named_values
+from loader.chain_identity import ChainIdentity
 from loader.device import Device
-from loader.fingerprint import Fingerprint
-from loader.grain_chain import GrainChain
+from loader.fingerprint import Difference, Fingerprint
+from loader.grain_chain import chain_of
+from loader.identity import Ahead, Place, PlaceError, StreamIdentity
+from loader.json_form import from_json, json_settings, to_json
 from loader.leaves import raw_bytes
-from loader.pipeline import NOT_COPIED, ReadOptions
 from loader.sources import Verify
 from loader.stats import Amount, Meter, OnStats, StatsHook, StreamStats, hook_of
+from loader.stream import NEXT_IDS, NEXT_IDS_BYTES, Stream, StreamIterator, enter_alone
 
 # isort: split
 import grain
 
+_log: Final = logging.getLogger(__name__)
 MAX_STATE_BYTES: Final = 256 << 10
-#: As many IDs, elements, and bytes of IDs are looked at ahead, whichever comes first; at least one element.
-AHEAD_IDS: Final = 64
+#: So many elements are looked at ahead, or as many as hold the next IDs; at least one.
 AHEAD_ELEMENTS: Final = 8
-_AHEAD_BYTES: Final = 16 << 10
 
 OnElement = Callable[[Position, Any], None]
 
@@ -43,23 +46,7 @@ class GrainStateError(ValueError):
     """Grain does not take a state, or gives one that cannot be kept."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Ahead:
-    """What comes next.
-
-    Attributes:
-      kind: ``"ids"``; ``"digest"`` of an element without IDs; ``"end"``; ``"error"``, where the next
-        element could not be made.
-      ids: of up to 64 records.
-      digest: of the next element, see `element_digest`; or the error.
-    """
-
-    kind: str
-    ids: tuple[int | str, ...] = ()
-    digest: str = ""
-
-
-class GrainStream:
+class GrainStream(Stream):
     """A `grain.MapDataset` or `grain.IterDataset` with what identifies it, for `Checkpoints`.
 
     Its elements are batches, or whatever a training step takes, and a step is one element. Where an
@@ -87,6 +74,12 @@ class GrainStream:
       TypeError: something is not of these kinds.
     """
 
+    may_change = ChainIdentity.may_change
+    single_process = (
+        "a GrainStream is for one JAX process: Grain's state is that of one process's share, and no process "
+        "could say where the others are. Use a Pipeline, or run one process"
+    )
+
     def __init__(
         self,
         dataset: Any,
@@ -107,13 +100,8 @@ class GrainStream:
             )
         self.dataset = dataset
         self._fingerprint = fingerprint
-        values = named_values("config", config)
-        try:
-            _check_keys(values)
-            self.config: dict[str, Any] = json.loads(json.dumps(values, allow_nan=False))
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"config must be values that JSON can hold: {error}") from error
-        self.chain = GrainChain.of(dataset, grain.__version__)
+        self.config = json_settings("config", config)
+        self.chain = chain_of(dataset, grain.__version__)
 
     def __repr__(self) -> str:
         return f"GrainStream({' > '.join(link['class'] for link in self.chain.links)})"
@@ -163,8 +151,43 @@ class GrainStream:
     def __iter__(self) -> "GrainIterator":
         return self.iterate()
 
+    def identity(self, *, verify: Verify = "cache") -> ChainIdentity:
+        """What the stream is known by to checkpoints; ``verify`` has no influence on it."""
+        return ChainIdentity(self.fingerprint(verify=verify), self.config, self.chain)
 
-class GrainIterator(grain.DatasetIterator[Any]):
+    def diff_next(
+        self, before: StreamIdentity, place: Place, iterate: Callable[..., Any]
+    ) -> list[Difference]:
+        """As `Stream.diff_next`: Grain makes the next elements from the checkpoint's state."""
+        del before
+        state, step = place.state, place.position.step
+        if not isinstance(state, Mapping) or place.position != Position(0, 0, step):
+            raise PlaceError(
+                f"{place.position} with the state {state!r:.80} is no place of a chain of Grain's"
+            )
+        try:
+            batches = iterate(state)
+        except (TypeError, ValueError) as error:
+            raise PlaceError(str(error)) from error
+        with contextlib.closing(batches):
+            if batches.position != place.position:
+                raise PlaceError(f"{batches.position} in its state is not {place.position}")
+            try:
+                now = batches.ahead()
+            except GrainStateError as error:
+                kept = json.dumps(state["grain"])
+                return [Difference("grain_state", kept, "refused", str(error))]
+        if place.ahead.kind == "error":
+            _log.warning(
+                "step %d: the element behind it could not be made when it was saved (%s), so that it "
+                "cannot be compared now",
+                step,
+                place.ahead.digest,
+            )
+        return place.ahead.diff(now, f"of the element at step {step}, by Grain's state")
+
+
+class GrainIterator(StreamIterator):
     """Grain's iterator over a chain, with a state that can be trusted.
 
     Its state is always that before the next element: where Grain raises, its iterator is let go, and
@@ -213,6 +236,13 @@ class GrainIterator(grain.DatasetIterator[Any]):
             self._hook.tell(self.stats())
         if self._closed:
             raise ValueError("this iterator is closed; make another with GrainStream.iterate")
+        enter_alone(self._in_use)
+        try:
+            return self._next()
+        finally:
+            self._in_use.release()
+
+    def _next(self) -> Any:
         begun = perf_counter_ns()
         if not self._read:
             try:
@@ -245,9 +275,6 @@ class GrainIterator(grain.DatasetIterator[Any]):
         """
         return self._meter.stats(self._step)
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(NOT_COPIED)
-
     def stop_clock(self) -> None:
         """Stops the clock of `stats` until the next element is asked for."""
         self._meter.stop()
@@ -263,9 +290,18 @@ class GrainIterator(grain.DatasetIterator[Any]):
         Raises:
           GrainStateError: Grain does not take the state.
         """
-        if self._ahead is None:
-            self._ahead = self._look_ahead()
-        return self._ahead
+        with self._one_thread():
+            if self._ahead is None:
+                self._ahead = self._look_ahead()
+            return self._ahead
+
+    def place(self) -> Place:
+        """As `StreamIterator.place`; see `ahead`."""
+        return Place(self.position, self.ahead(), self.get_state())
+
+    def is_at_end(self) -> bool:
+        """As `StreamIterator.is_at_end`; see `ahead`."""
+        return self.ahead().kind == "end"
 
     def _look_ahead(self) -> Ahead:
         found: list[int | str] = []
@@ -285,22 +321,25 @@ class GrainIterator(grain.DatasetIterator[Any]):
                     break
                 return Ahead("error", digest=f"{type(error).__name__}: {error}"[:1000])
             element = self._read[number][1]
-            ids = element_ids(element, AHEAD_IDS - len(found))
+            ids = element_ids(element, NEXT_IDS - len(found))
             if ids is None:
                 if number:
                     break
                 return Ahead("digest", digest=element_digest(element))
             for entry in ids:
                 size += len(json.dumps(entry))
-                if size > _AHEAD_BYTES:
+                if size > NEXT_IDS_BYTES:
                     return Ahead("ids", tuple(found))
                 found.append(entry)
-            if len(found) >= AHEAD_IDS:
+            if len(found) >= NEXT_IDS:
                 break
         return Ahead("ids", tuple(found))
 
     def get_state(self) -> dict[str, Any]:
-        """``{"step": ..., "grain": ...}``: elements delivered, and Grain's state before the next one."""
+        """``{"step": ..., "grain": ...}``: elements delivered, and Grain's state before the next one.
+
+        JSON gives it back as it is: tuples and arrays in Grain's state are encoded.
+        """
         text = self._read[0][0] if self._read else self._state or self._open()[1]
         return {"step": self._step, "grain": json.loads(text)}
 
@@ -311,10 +350,11 @@ class GrainIterator(grain.DatasetIterator[Any]):
           TypeError, ValueError: not such a state; the iterator stays where it is.
         """
         step, text = _checked_state(state)
-        self._drop()
-        self._read.clear()
-        self._step, self._state = step, text
-        self._ended, self._ahead = False, None
+        with self._one_thread():
+            self._drop()
+            self._read.clear()
+            self._step, self._state = step, text
+            self._ended, self._ahead = False, None
 
     def start_prefetch(self) -> None:
         """Has Grain's threads or processes begin, if there are any, before an element is asked for."""
@@ -410,9 +450,8 @@ def element_digest(element: Any) -> str:
 
 
 def _restore(iterator: Any, text: str) -> None:
-    state = json.loads(text)
     try:
-        iterator.set_state(state)
+        iterator.set_state(from_json(json.loads(text)))
     except Exception as error:
         raise GrainStateError(
             f"Grain does not take its own state {text:.200}: {type(error).__name__}: {error}"
@@ -426,30 +465,27 @@ def _checked_state(state: Mapping[str, Any]) -> tuple[int, str]:
             f"a state holds step and grain and nothing else, not {state!r:.200}; it may come from "
             "another iterator"
         )
-    return Position(0, 0, state["step"]).step, _text(state["grain"])
-
-
-def _check_keys(state: Any) -> None:
-    parts = state if isinstance(state, list | tuple) else ()
-    if isinstance(state, Mapping):
-        wrong = next((key for key in state if type(key) is not str), None)
-        if wrong is not None:
-            raise TypeError(f"it would make a text of the key {wrong!r}")
-        parts = list(state.values())
-    for part in parts:
-        _check_keys(part)
+    # It may be as `get_state` encodes it, or as Grain itself gives it, with tuples.
+    return Position(0, 0, state["step"]).step, _text(from_json(state["grain"]))
 
 
 def _text(state: Any) -> str:
-    """Grain's state as JSON, if JSON gives the same back."""
+    """Grain's state as JSON that gives back an equal state, with the same types.
+
+    Raises:
+      GrainStateError: it cannot be saved.
+    """
     try:
-        _check_keys(state)
-        text = json.dumps(state, allow_nan=False)
+        text = json.dumps(to_json(state), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise GrainStateError(
-            f"the state of this chain cannot be kept, since JSON cannot hold it: {error}. States must be "
-            "dicts, lists, texts and numbers of Python"
+            f"the state of this chain cannot be saved: {error}. A data set's state may hold numbers, "
+            "strings, bytes, NumPy arrays, and lists, tuples and dicts of them"
         ) from error
+    return _bounded(text)
+
+
+def _bounded(text: str) -> str:
     if len(text) > MAX_STATE_BYTES:
         raise GrainStateError(
             f"the state of this chain has {len(text)} bytes, and {MAX_STATE_BYTES} are allowed; a data set "

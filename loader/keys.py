@@ -119,7 +119,8 @@ def check_key_field(fields: Collection[str], config: PipelineConfig) -> None:
     if config.record_keys and KEY_FIELD in fields:
         raise ValueError(
             f"the source has a field {KEY_FIELD!r}, and record_keys=True adds a field of that name to each "
-            "batch. Rename the source's field, or leave record_keys off"
+            'batch. Rename the source\'s field with Pipeline(..., rename={"key": "..."}), or leave '
+            "record_keys off"
         )
 
 

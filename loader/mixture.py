@@ -8,20 +8,24 @@ from typing import Any, Final, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
+from loader.batch_iterator import BatchIterator, NumberedBatches, OnBatch, ReadOptions
 from loader.batching import Batch, Position, as_integer, as_length
 from loader.device import Device, check_device, sharding_of
-from loader.fingerprint import ColumnDigest, Fingerprint
-from loader.pipeline import BatchIterator, NumberedBatches, OnBatch, Pipeline, ReadOptions
+from loader.fingerprint import Difference, Fingerprint
+from loader.identities import MixtureIdentity, combined
+from loader.identity import Place, PlaceError, StreamIdentity
+from loader.pipeline import Pipeline
 from loader.processes import WHOLE, Shard, check_shard, shard_of_process
 from loader.sources import Verify
 from loader.stats import OnStats, hook_of
+from loader.stream import Stream, StreamIterator, ids_ahead
 from loader.turns import TURNS_VERSION, Turn, Turns
 from loader.worker_process import Masked
 
 PART_FIELD: Final = "part"
 
 
-class Mixture:
+class Mixture(Stream):
     """Batches of several pipelines in turn, by weight. Each batch comes from one of them, whole.
 
     Weights are made whole numbers without a common divisor. Their sum is a *round*: of any
@@ -279,6 +283,49 @@ class Mixture:
             "parts": {name: pipeline.settings() for name, pipeline in self._parts.items()},
         }
 
+    def transforms(self) -> Mapping[str, Callable[..., Any]]:
+        """The transforms of the parts that have one."""
+        return {
+            f"parts.{name}.{what}": transform
+            for name, pipeline in self._parts.items()
+            for what, transform in pipeline.transforms().items()
+        }
+
+    def identity(self, *, verify: Verify = "cache") -> MixtureIdentity:
+        """What the mixture is known by to checkpoints; ``verify`` as for `Pipeline.fingerprint`."""
+        parts = {name: part.identity(verify=verify) for name, part in self._parts.items()}
+        return MixtureIdentity(parts, self.weights, TURNS_VERSION)
+
+    def check_identity(self) -> None:
+        """As `Stream.check_identity`."""
+        for pipeline in self._parts.values():
+            pipeline.check_identity()
+
+    def diff_next(
+        self, before: StreamIdentity, place: Place, iterate: Callable[..., StreamIterator]
+    ) -> list[Difference]:
+        """As `Stream.diff_next`; no record is read."""
+        del before, iterate
+        if place.state is not None:
+            raise PlaceError(
+                f"a mixture has no state beside its position, such as {place.state!r:.80}"
+            )
+        try:
+            position = self.grid.check(place.position)
+        except ValueError as error:
+            raise PlaceError(str(error)) from error
+        return place.ahead.diff(ids_ahead(self, position))
+
+    def count_steps(self, limit: int) -> int:
+        """As `Stream.count_steps`; no record is read."""
+        steps = self.grid.num_steps
+        return limit if steps is None else min(steps, limit)
+
+    def first_ids(self, position: Position, limit: int) -> list[int | str]:
+        """The first IDs of the batch at a position, at most ``limit``, padding left out."""
+        name, own = self.turns.at(position.step)
+        return self._parts[name].first_ids(self._parts[name].position(own), limit)
+
     def _step(self, step: SupportsIndex, *, and_end: bool = False) -> int:
         number = as_integer("a step", step)
         steps = self.grid.num_steps
@@ -332,15 +379,6 @@ class MixtureSteps:
         return position
 
 
-def combined(parts: Mapping[str, Fingerprint]) -> Fingerprint:
-    """One fingerprint for several data sets: a column for each, whose digest is that of the whole set."""
-    total = sum(part.num_records for part in parts.values())
-    columns = {
-        name: ColumnDigest("part", (part.num_records,), part.digest) for name, part in parts.items()
-    }
-    return Fingerprint(total, columns, total, "")
-
-
 def _checked_parts(parts: Mapping[str, Pipeline]) -> dict[str, Pipeline]:
     if not isinstance(parts, Mapping):
         raise TypeError(f"parts must map names to pipelines, not be {parts!r:.80}")
@@ -352,7 +390,10 @@ def _checked_parts(parts: Mapping[str, Pipeline]) -> dict[str, Pipeline]:
         if not isinstance(pipeline, Pipeline):
             raise TypeError(f"part {name!r} must be a Pipeline, not {type(pipeline).__name__}")
         if PART_FIELD in pipeline.fields:
-            raise ValueError(f"part {name!r} has a field {PART_FIELD!r}: a mixture adds its own")
+            raise ValueError(
+                f"part {name!r} has a field {PART_FIELD!r}, and a mixture adds its own: give that of the source "
+                'another name, Pipeline(..., rename={"part": "..."})'
+            )
     ordered = {name: parts[name] for name in sorted(parts)}
     (first, pattern), *others = ordered.items()
     for name, pipeline in others:

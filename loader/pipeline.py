@@ -8,57 +8,46 @@ by `order` and `batching`, as a pure function of the configuration, so every way
 import collections
 import dataclasses
 import logging
-import operator
-import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
-from time import perf_counter_ns
-from typing import Any, Final, NoReturn, Protocol, SupportsIndex, TypeAlias
+from typing import Any, Final, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
+from loader.amounts import things_text
+from loader.batch_iterator import BatchIterator, NumberedBatches, OnBatch, ReadOptions
 from loader.batching import Batch, Grid, Position, Segment, as_integer, as_length, spread
+from loader.changes import check_skip, log_drops
 from loader.config import PipelineConfig
-from loader.device import Device, check_device, sharding_of, to_device
+from loader.device import Device, check_device, sharding_of
 from loader.errors import PUT_BACK, DataChangedError, RecordReadError
-from loader.fingerprint import Fingerprint, read_fields, read_ids
+from loader.fingerprint import Difference, Fingerprint, read_fields, read_ids
+from loader.identities import PipelineIdentity
+from loader.identity import Place, PlaceError
 from loader.keys import KEY_FIELD, KEYS_VERSION, check_key_field, record_keys, rng
 from loader.order import ORDER_VERSIONS, EpochOrder, Rows
 from loader.processes import WHOLE, Shard, check_shard, shard_of_process
-from loader.sources import RecordSource, Verify, check_source, fingerprint_of
-from loader.stats import Amount, Meter, OnStats, StatsHook, StreamStats, hook_of
+from loader.sources import RecordSource, RenamedSource, Verify, check_source, fingerprint_of
+from loader.stats import OnStats, hook_of
+from loader.stream import Stream, StreamIterator, ids_ahead
+from loader.transforms import transform_identity
 from loader.worker_process import Masked
-from loader.workers import Grids, WorkedStream, Workers, check_workers
 
-_root_handlers = logging.root.handlers[:]
-import grain  # noqa: E402
+# isort: split
+import grain
 
-# Grain's import gives the root logger a handler, after which a program's own basicConfig does nothing.
-logging.root.handlers[:] = _root_handlers
-
-ReadOptions: TypeAlias = grain.ReadOptions
 Transform = Callable[[Batch], Mapping[str, Any]]
-OnBatch = Callable[[Position, Batch], None]
 
 _log: Final = logging.getLogger(__name__)
 #: Up to this many records, each excluded ID is looked for among those of the source.
 _CHECKED_FOR_EXCLUDED: Final = 1 << 20
 _TRIED_FOR_STRUCTURE: Final = 1024
-_STATE_KEYS: Final = ("epoch", "offset", "step")
 #: What tells of the records themselves. A transform cannot change it.
 _OWN_FIELDS: Final = ("id", "mask")
-NOT_COPIED: Final = (
-    "an iterator is not copied or pickled, since what it has read ahead would be in one of the two alone: "
-    "take its get_state(), and make another iterator that set_state() gives it to"
-)
-#: Reads in the caller's thread. For data in memory Grain's threads cost more than they bring.
-_NO_THREADS: Final = ReadOptions(num_threads=0, prefetch_buffer_size=0)
 
 
-class Pipeline:
+class Pipeline(Stream):
     """A stream of batches over a source: a pure function of (source, config, transform).
 
     Each batch is a dict of NumPy arrays with a leading batch axis: ``id`` (int64 or str), ``mask``
@@ -75,18 +64,35 @@ class Pipeline:
         by its name and by its attribute ``version``, if it has one: change the version when you
         change what it does.
 
+      rename: other names for fields, such as ``{"mask": "attention_mask"}``: a batch has a ``mask`` of
+        its own. ``pipeline.source`` is then the source with these names.
+
     Raises:
       TypeError, ValueError: something that would only fail at the first batch, or deliver none.
     """
 
+    may_change = PipelineIdentity.may_change
+
     def __init__(
-        self, source: RecordSource, config: PipelineConfig, transform: Transform | None = None
+        self,
+        source: RecordSource,
+        config: PipelineConfig,
+        transform: Transform | None = None,
+        *,
+        rename: Mapping[str, str] | None = None,
     ) -> None:
         if not isinstance(config, PipelineConfig):
             raise TypeError(f"config must be a PipelineConfig, not {type(config).__name__}")
         if transform is not None and not callable(transform):
             raise TypeError(f"transform must be callable, not {transform!r}")
+        if rename:
+            source = RenamedSource(source, rename)
         self.fields = check_source(source)
+        if "mask" in self.fields:
+            raise ValueError(
+                "a field cannot be named 'mask' in batches, which have a mask of their own: give it another name, "
+                'Pipeline(source, config, rename={"mask": "attention_mask"})'
+            )
         check_key_field(self.fields, config)
         self.source = source
         self.config = config
@@ -160,10 +166,10 @@ class Pipeline:
         device: Device | None = None,
         process_index: int | None = None,
         process_count: int | None = None,
-        on_batch: "OnBatch | None" = None,
+        on_batch: OnBatch | None = None,
         on_stats: OnStats | None = None,
         stats_every: int = 100,
-    ) -> "BatchIterator":
+    ) -> BatchIterator:
         """An iterator over the stream, in constant time from any position.
 
         Args:
@@ -209,7 +215,7 @@ class Pipeline:
         hook = hook_of(on_stats, stats_every)
         return BatchIterator(self, start, read_options, device, on_batch, shard, workers, hook)
 
-    def __iter__(self) -> "BatchIterator":
+    def __iter__(self) -> BatchIterator:
         return self.iterate()
 
     def __getitem__(self, step: SupportsIndex) -> Batch:
@@ -322,6 +328,80 @@ class Pipeline:
         keys = {"keys": {"version": KEYS_VERSION}} if self.config.record_keys else {}
         order = {"kind": kind, "version": ORDER_VERSIONS[kind]}
         return {"config": self.config.to_dict(), "order": order, **keys}
+
+    def transforms(self) -> Mapping[str, Transform]:
+        """The transform, if there is one."""
+        return {} if self.transform is None else {"transform": self.transform}
+
+    def identity(self, *, verify: Verify = "cache") -> PipelineIdentity:
+        """What the pipeline is known by to checkpoints; ``verify`` as for `fingerprint`.
+
+        Raises:
+          TypeError: the source gives no `Fingerprint`, or the transform cannot be recognised again.
+        """
+        fingerprint = self.fingerprint(verify=verify)
+        if not isinstance(fingerprint, Fingerprint):
+            raise TypeError(
+                f"the source's fingerprint() gave a {type(fingerprint).__name__}, not a "
+                "loader.Fingerprint; usually it is: return loader.fingerprint(self)"
+            )
+        return PipelineIdentity(
+            fingerprint,
+            self.config.to_dict(),
+            ORDER_VERSIONS[self.config.shuffle],
+            transform_identity(self.transform),
+            KEYS_VERSION if self.config.record_keys else None,
+            self.source,
+        )
+
+    def check_identity(self) -> None:
+        """As `Stream.check_identity`."""
+        transform_identity(self.transform)
+
+    def diff_next(
+        self, before: Any, place: Place, iterate: Callable[..., StreamIterator]
+    ) -> list[Difference]:
+        """As `Stream.diff_next`: under the checkpoint's config, no record is read."""
+        del iterate
+        if place.state is not None:
+            raise PlaceError(
+                f"a pipeline has no state beside its position, such as {place.state!r:.80}"
+            )
+        try:
+            earlier = self._under(before)
+            position = earlier.grid.check(place.position)
+        except ValueError as error:
+            raise PlaceError(str(error)) from error
+        return place.ahead.diff(ids_ahead(earlier, position))
+
+    def check_change(self, before: Any, place: Place, where: str) -> None:
+        """As `Stream.check_change`: what was trained on already cannot be skipped any more."""
+        earlier = self._under(before)
+        segments = [Segment(len(one.source), one.config) for one in (earlier, self)]
+        check_skip(where, place.position, *segments)
+        log_drops(where, place.position, *segments)
+
+    def _under(self, before: PipelineIdentity) -> "Pipeline":
+        """The same source and transform under the config of a checkpoint."""
+        return Pipeline(self.source, PipelineConfig.from_dict(dict(before.config)), self.transform)
+
+    def count_steps(self, limit: int) -> int:
+        """As `Stream.count_steps`; no record is read."""
+        steps = self.grid.num_steps
+        return limit if steps is None else min(steps, limit)
+
+    def describe(self) -> str:
+        """As `Stream.describe`."""
+        steps, epochs = self.grid.num_steps, self.config.num_epochs
+        long = "no end" if epochs is None else things_text(epochs, "epoch")
+        in_all = "" if steps is None else f", {things_text(steps, 'step')}"
+        records = things_text(len(self.source), "record")
+        return f"{records} in batches of {self.config.batch_size}, {long}{in_all}"
+
+    def first_ids(self, position: Position, limit: int) -> list[int | str]:
+        """The first IDs of the batch at a position, at most ``limit``, padding left out."""
+        ids: list[int | str] = self._ids(self.rows_at(position, limit)).tolist()
+        return ids
 
     def rows_at(self, position: Position, limit: int | None = None) -> Rows:
         """Rows of the records in the batch that begins at ``position``; the first ``limit`` of them."""
@@ -489,308 +569,6 @@ class Pipeline:
 
     def _ids(self, rows: Rows) -> npt.NDArray[Any]:
         return read_ids(self.source, rows)
-
-
-class _Grids(Grids, Protocol):
-    """Where batches begin and end in a stream, as `Grid` tells of a pipeline's."""
-
-    def check(self, position: Position, /) -> Position: ...
-
-
-class _BatchStream(WorkedStream, Protocol):
-    """What a `BatchIterator` needs of the stream whose batches it delivers."""
-
-    @property
-    def grid(self) -> _Grids: ...
-    @property
-    def bad_count(self) -> int: ...
-    @property
-    def has_same_slots(self) -> bool: ...
-    def read(
-        self, position: Position, shard: Shard, note: Callable[[Masked], None] | None = None, /
-    ) -> Batch: ...
-    def batches_from(self, position: Position, shard: Shard, /) -> grain.MapDataset[Batch]: ...
-
-
-class BatchIterator(grain.DatasetIterator[Batch]):
-    """A `grain.DatasetIterator` whose state is a place in the stream, counted in records.
-
-    The state says nothing of threads, buffers or how the batches were read, and after an error it
-    is that of the batch that failed. Like all of Grain's iterators, it belongs to one thread.
-    """
-
-    def __init__(
-        self,
-        pipeline: _BatchStream,
-        start: Position | None = None,
-        read_options: ReadOptions | None = None,
-        device: Device | None = None,
-        on_batch: OnBatch | None = None,
-        shard: Shard = WHOLE,
-        workers: int = 0,
-        hook: StatsHook | None = None,
-    ) -> None:
-        super().__init__()
-        # First, since close() looks at them, also where what follows raises.
-        self._meter = Meter(same_slots=pipeline.has_same_slots)
-        self._batches: grain.DatasetIterator[Batch] | None = None
-        #: What reads and moves batches to the device, and the batch at the position, on its way there.
-        self._mover: ThreadPoolExecutor | None = None
-        self._moving: Future[tuple[Batch, Amount]] | None = None
-        self._workers: Workers | None = None
-        start = Position() if start is None else start
-        if not isinstance(start, Position):
-            raise TypeError(f"start must be a Position, not {start!r}")
-        if read_options is not None and not isinstance(read_options, ReadOptions):  # type: ignore[misc]
-            raise TypeError(f"read_options must be a ReadOptions, not {read_options!r}")
-        self._worker_count = check_workers(workers, pipeline)
-        if self._worker_count and read_options is not None and read_options.num_threads > 0:
-            raise ValueError(
-                f"workers={self._worker_count} and {read_options.num_threads} reading threads both read "
-                "batches ahead: give one of them, and leave the other out"
-            )
-        self._pipeline = pipeline
-        self._read_options = read_options or _NO_THREADS
-        self._device = device
-        self._on_batch = on_batch
-        self._shard = shard
-        self._hook = hook
-        self._bad_before = pipeline.bad_count
-        #: By Grain's threads, if there are any.
-        self._read_ahead = _ReadAhead()
-        self._position = pipeline.grid.check(start)
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(NOT_COPIED)
-
-    @property
-    def pipeline(self) -> _BatchStream:
-        """The pipeline, or mixture, whose batches these are."""
-        return self._pipeline
-
-    @property
-    def position(self) -> Position:
-        """Where the next batch begins."""
-        return self._position
-
-    def __next__(self) -> Batch:
-        # First, since who is told may close this iterator.
-        if self._hook is not None and self._position.step % self._hook.every == 0:
-            self._hook.tell(self.stats())
-        if self._closed:
-            raise ValueError("this iterator is closed; make another with Pipeline.iterate")
-        begun = perf_counter_ns()
-        grid = self._pipeline.grid
-        if grid.is_end(self._position):
-            self._end_workers()
-            self._meter.stop()
-            if self._hook is not None:
-                self._hook.tell(self.stats())
-            raise StopIteration
-        try:
-            amount: Amount | None = None
-            if self._device is None:
-                batch = self._read(self._position)
-            else:
-                batch, amount = self._moved(self._device)
-            if self._on_batch is not None:
-                self._on_batch(self._position, batch)
-            if amount is None:
-                self._meter.add(batch, begun)
-            else:
-                self._meter.add_amount(amount, begun)
-            self._position = grid.after(self._position)
-        except BaseException:
-            # Grain's own iterator has lost count, or is a batch ahead; the next call starts a new one.
-            self._drop_prefetched()
-            self._meter.add_wait(begun)
-            raise
-        return batch
-
-    def stats(self) -> StreamStats:
-        """What this iterator has delivered since it was made, how fast, and how long its loop waited.
-
-        Of a window, ``later.since(earlier)`` tells. May be called from any thread, at any time.
-        """
-        bad = self._pipeline.bad_count - self._bad_before
-        ready, limit = self._ready()
-        return self._meter.stats(
-            self._position.step, bad_records=bad, ready=ready, ready_limit=limit
-        )
-
-    def stop_clock(self) -> None:
-        """Stops the clock of `stats` until the next batch is asked for: before an evaluation, say."""
-        self._meter.stop()
-
-    def _ready(self) -> tuple[int | None, int | None]:
-        """How many batches lie ready, and how many could."""
-        ready = limit = 0
-        if self._worker_count:
-            workers = self._workers
-            ready += 0 if workers is None else workers.count_ready()
-            limit += Workers.most_ready(self._worker_count)
-        elif self._read_options.num_threads > 0:
-            ready += self._read_ahead.count
-            limit += self._read_options.prefetch_buffer_size
-        if self._device is not None:
-            moving = self._moving
-            ready += moving is not None and moving.done()
-            limit += 1
-        return (ready, limit) if limit else (None, None)
-
-    def _read(self, position: Position) -> Batch:
-        """The batch at a position, which is the one behind that last read."""
-        if self._worker_count:
-            return self._started_workers().read(position)
-        if self._read_options.num_threads == 0:
-            return self._pipeline.read(position, self._shard)
-        batch: Batch = next(self._prefetched())
-        self._read_ahead.take()
-        return batch
-
-    def _moved(self, device: Device) -> tuple[Batch, Amount]:
-        """The batch at the position, on the device; has the one behind it moved, by a thread of its own."""
-        if self._mover is None:
-            self._mover = ThreadPoolExecutor(1, "regrain-device")
-        moving, self._moving = self._moving, None
-        if moving is None:
-            if self._worker_count:
-                self._started_workers()  # by this thread: see `loader.worker_process.PROGRAM`
-            moving = self._mover.submit(self._read_and_move, self._position, device)
-        moved = moving.result()
-        following = self._pipeline.grid.after(self._position)
-        if not self._pipeline.grid.is_end(following):
-            self._moving = self._mover.submit(self._read_and_move, following, device)
-        return moved
-
-    def _read_and_move(self, position: Position, device: Device) -> tuple[Batch, Amount]:
-        batch = self._read(position)
-        return to_device(batch, device), Amount.of_batch(batch)
-
-    def start_prefetch(self) -> None:
-        """Starts the reading threads or workers, if there are any, before a batch is asked for."""
-        if self._closed:
-            return
-        if self._worker_count and not self._pipeline.grid.is_end(self._position):
-            if self._moving is None:  # else a thread has started them
-                self._started_workers().read_ahead(self._position)
-        elif self._read_options.num_threads > 0:
-            self._prefetched().start_prefetch()
-
-    def _started_workers(self) -> Workers:
-        if self._workers is None or self._workers.is_closed:
-            self._workers = Workers(self._pipeline, self._shard, self._worker_count)
-        return self._workers
-
-    def _end_workers(self) -> None:
-        workers, self._workers = self._workers, None
-        if workers is not None:
-            workers.close()
-
-    def _prefetched(self) -> Any:
-        if self._batches is None:
-            ahead = self._pipeline.batches_from(self._position, self._shard)
-            self._read_ahead = counted = _ReadAhead()
-            read = NumberedBatches(len(ahead), lambda number: counted.note(ahead[number]))
-            self._batches = iter(read.to_iter_dataset(self._read_options))
-        return self._batches
-
-    def _drop_prefetched(self, *, keep_workers: bool = False) -> None:
-        if self._workers is not None and not keep_workers:
-            self._workers.kill()  # so that nobody waits for them any more
-        moving, self._moving = self._moving, None
-        if moving is not None and not moving.cancel():
-            wait_for([moving])  # what it reads from belongs to it until then
-        if not keep_workers:
-            self._end_workers()
-        batches, self._batches = self._batches, None
-        if batches is not None:
-            batches.close()
-            self._read_ahead = _ReadAhead()
-
-    def get_state(self) -> dict[str, int]:
-        """The position, as JSON can hold it: ``{"epoch": ..., "offset": ..., "step": ...}``."""
-        position = self._position
-        return {"epoch": position.epoch, "offset": position.offset, "step": position.step}
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes to a position, in constant time.
-
-        Raises:
-          TypeError, ValueError: not a state of this stream; the iterator stays where it is.
-        """
-        if not isinstance(state, Mapping) or set(state) != set(_STATE_KEYS):
-            raise ValueError(
-                f"a state holds {', '.join(_STATE_KEYS)} and nothing else, not {state!r:.200}; it "
-                "may come from another iterator"
-            )
-        position = self._pipeline.grid.check(Position(**state))
-        self._drop_prefetched(keep_workers=True)
-        self._position = position
-
-    def close(self) -> None:
-        """Ends reading threads and workers, and lets go of what was read ahead. Safe to call again."""
-        self._meter.stop()
-        self._drop_prefetched()
-        if self._mover is not None:
-            # Its thread has nothing to do and ends; it may be this one, where it held the last reference.
-            self._mover.shutdown(wait=False)
-        super().close()
-
-
-class _ReadAhead:
-    """How many batches threads have read that were not delivered yet."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.count = 0
-
-    def note(self, batch: Batch) -> Batch:
-        """Counts a batch that is read now."""
-        with self._lock:
-            self.count += 1
-        return batch
-
-    def take(self) -> None:
-        """Counts a batch that is delivered."""
-        with self._lock:
-            self.count -= 1
-
-
-class NumberedBatches(grain.MapDataset[Batch]):
-    """Batches by number, as Grain's executors want them.
-
-    Args:
-      count: how many; ``None`` is without end, for which Grain's word is ``sys.maxsize``.
-      read: gives the batch of a number, from 0; numbers beyond the last are asked for by ``repeat``.
-      stream: the pipeline, or mixture, whose batches they are; tells what decides them.
-      start: the place of the first of them.
-      shard: of which share of each batch they are.
-    """
-
-    def __init__(
-        self,
-        count: int | None,
-        read: Callable[[int], Batch],
-        stream: Any = None,
-        start: Position = Position(),  # noqa: B008 (it is frozen)
-        shard: Shard = WHOLE,
-    ) -> None:
-        super().__init__()
-        self.stream, self.start, self.shard = stream, start, shard
-        self._count = sys.maxsize if count is None else min(count, sys.maxsize)
-        self._read = read
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return self.slice(index)
-        number = operator.index(index)
-        if number < 0:
-            raise IndexError(f"batches are numbered from 0, and {number} is none of them")
-        return self._read(number)
 
 
 def _excluded(source: RecordSource, config: PipelineConfig) -> npt.NDArray[Any] | None:

@@ -3,13 +3,13 @@
 
 def source_within(given: object) -> str | None:
     """Where the source of a stream is, such as ``"its .source"``; ``None`` if what is given is no stream."""
-    if not (hasattr(given, "iterate") and (hasattr(given, "grid") or hasattr(given, "chain"))):
+    if not (hasattr(given, "iterate") and hasattr(given, "diff_next")):
         return None
     if hasattr(given, "source"):
         return "its .source"
     if hasattr(given, "parts"):
         return "the .source of one of its .parts"
-    return "the source that its chain reads from"
+    return "the source that it reads from"
 
 
 def check_is_no_stream(source: object) -> None:

@@ -1808,23 +1808,24 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "format": (lambda m: m.update(format=2), "damaged"),
     "step": (lambda m: m.update(step=4), "damaged"),
     "position": (lambda m: m["position"].update(offset=6), "damaged"),
-    "fingerprint.digest": (lambda m: m["fingerprint"].update(digest="sha256:" + "0" * 64), "damaged"),
-    "fingerprint.num_records": (lambda m: m["fingerprint"].update(num_records=12), "damaged"),
-    "fingerprint.columns": (lambda m: m["fingerprint"]["columns"]["x"].update(dtype="int8"), "damaged"),
-    "config.batch_size": (lambda m: m["config"].update(batch_size=4), "mismatch"),
-    "config.seed": (lambda m: m["config"].update(seed=4), "mismatch"),
-    "config.num_epochs": (lambda m: m["config"].update(num_epochs=4), "mismatch"),
-    "config and order": (lambda m: (m["config"].update(shuffle="none"), m["order"].update(kind="none")), "mismatch"),
-    "order.kind": (lambda m: m["order"].update(kind="none"), "damaged"),
-    "order.version": (lambda m: m["order"].update(version=2), "mismatch"),
-    "transform": (lambda m: m.update(transform=None), "mismatch"),
-    "transform.name": (lambda m: m["transform"].update(name="other"), "mismatch"),
+    "stream.fingerprint.digest": (lambda m: m["stream"]["fingerprint"].update(digest="sha256:" + "0" * 64), "damaged"),
+    "stream.fingerprint.num_records": (lambda m: m["stream"]["fingerprint"].update(num_records=12), "damaged"),
+    "stream.fingerprint.columns": (lambda m: m["stream"]["fingerprint"]["columns"]["x"].update(dtype="int8"), "damaged"),
+    "stream.config.batch_size": (lambda m: m["stream"]["config"].update(batch_size=4), "mismatch"),
+    "stream.config.seed": (lambda m: m["stream"]["config"].update(seed=4), "mismatch"),
+    "stream.config.num_epochs": (lambda m: m["stream"]["config"].update(num_epochs=4), "mismatch"),
+    "stream.config and order": (lambda m: (m["stream"]["config"].update(shuffle="none"), m["stream"]["order"].update(kind="none")), "mismatch"),
+    "stream.order.kind": (lambda m: m["stream"]["order"].update(kind="none"), "damaged"),
+    "stream.order.version": (lambda m: m["stream"]["order"].update(version=2), "mismatch"),
+    "stream.transform": (lambda m: m["stream"].update(transform=None), "mismatch"),
+    "stream.transform.name": (lambda m: m["stream"]["transform"].update(name="other"), "mismatch"),
+    "state": (lambda m: m.update(state={}), "damaged"),
     "run_config": (lambda m: m["run_config"].update(lr=1), "mismatch"),
     "train_state": (lambda m: m["train_state"].pop(), "mismatch"),
     "train_state.shape": (lambda m: m["train_state"][-1].update(shape=[3]), "mismatch"),
-    "next_ids": (lambda m: m["next_ids"].reverse(), "mismatch"),
-    "next_ids, cut": (lambda m: m["next_ids"].pop(), "mismatch"),
-    "next_ids, none": (lambda m: m["next_ids"].clear(), "mismatch"),
+    "next": (lambda m: m["next"]["ids"].reverse(), "mismatch"),
+    "next, cut": (lambda m: m["next"]["ids"].pop(), "mismatch"),
+    "next, none": (lambda m: m["next"]["ids"].clear(), "mismatch"),
     "files": (lambda m: m["files"].popitem(), "damaged"),
     "files.sha256": (lambda m: m["files"]["iterator/metadata"].update(sha256="0" * 64), "damaged"),
     "files.bytes": (lambda m: m["files"]["iterator/metadata"].update(bytes=1), "damaged"),
@@ -1856,7 +1857,7 @@ def test_each_part_of_the_manifest_changed_is_caught_though_its_digest_holds(
 
 
 HOSTILE: dict[str, Callable[[dict[str, Any]], object]] = {
-    "a batch of more records than there are": lambda m: m["config"].update(
+    "a batch of more records than there are": lambda m: m["stream"]["config"].update(
         batch_size=2**31 - 1, final_batch="drop"
     ),
     "an offset beyond the data": lambda m: m["position"].update(offset=10**9),
@@ -2048,7 +2049,7 @@ def test_a_new_error_tells_of_the_one_before(
         def fail(*_: Any) -> None:
             raise PlannedError("another")
 
-        monkeypatch.setattr(checkpointing.checkpoints, "place_of", fail)
+        monkeypatch.setattr(checkpointing.checkpoints, "package_versions", fail)
         with pytest.raises(PlannedError, match="another") as caught:
             checkpoints.save(run.batches, state)
         assert "the save of step 2" in caught.value.__notes__[0]

@@ -69,7 +69,7 @@ def test_a_mask_is_not_lost(value: Any) -> None:
         (lambda: chosen_columns(["a"], ["b"], "row"), "columns names 'b', and there is 'a'"),
         (lambda: chosen_columns(["a"], ["a", "a"], "row"), "none twice"),
         (lambda: chosen_columns(["a"], [], "row"), "at least one column"),
-        (lambda: chosen_columns(["a"], None, "a"), "at least one column"),
+        (lambda: chosen_columns(["a"], None, "a"), "hold nothing but 'a', their IDs"),
         (lambda: chosen_columns(["a"], "a", "row"), "columns must be a list of names"),
         (lambda: chosen_columns(["a"], 3, "row"), "columns must be a list of names, not 3"),
         (lambda: chosen_columns(["a"], [3], "row"), "columns must be a list of names"),

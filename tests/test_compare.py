@@ -10,7 +10,7 @@ import pytest
 
 import loader
 from checkpointing import Delivery, Manifest
-from checkpointing.manifest import Identity, next_ids
+from checkpointing.manifest import Identity
 from checkpointing.proof.compare import (
     LeafDifference,
     RunDifference,
@@ -22,6 +22,8 @@ from checkpointing.proof.compare import (
 )
 from checkpointing.proof.step_log import Part
 from checkpointing.train_state import describe
+from loader.identity import Place
+from loader.stream import ids_ahead
 
 PIPELINE = loader.Pipeline(
     loader.ArraySource({"x": np.arange(10)}),
@@ -136,7 +138,7 @@ STATE = {
 def manifest(step: int = 4) -> Manifest:
     position = PIPELINE.position(step)
     identity = Identity.of(PIPELINE, {}, describe({}))
-    return Manifest(step, position, identity, next_ids(PIPELINE, position), (), {})
+    return Manifest(step, Place(position, ids_ahead(PIPELINE, position)), identity, (), {})
 
 
 def test_equal_checkpoints_are_equal_bit_for_bit() -> None:

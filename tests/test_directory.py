@@ -26,6 +26,7 @@ from checkpointing.local_storage import seal_step
 from checkpointing.manifest import MAX_MANIFEST_BYTES, Identity, Manifest, package_versions
 from checkpointing.train_state import describe
 from loader import ArraySource, Pipeline, PipelineConfig, Position
+from loader.identity import Ahead, Place
 
 PIPELINE = Pipeline(
     ArraySource({"x": np.arange(20)}), PipelineConfig(3, seed=1, final_batch="pad", num_epochs=9)
@@ -67,7 +68,8 @@ def write_arrays(path: pathlib.Path) -> None:
 
 
 def a_manifest(step: int) -> Manifest:
-    return Manifest(step, PIPELINE.position(step), IDENTITY, (), (), package_versions())
+    place = Place(PIPELINE.position(step), Ahead("ids"))
+    return Manifest(step, place, IDENTITY, (), package_versions())
 
 
 def rewrite(step_path: pathlib.Path, **changes: Any) -> None:

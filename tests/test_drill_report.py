@@ -8,8 +8,8 @@ from rich.console import Console
 
 from checkpointing import DrillReport
 from checkpointing.proof.compare import FinalState, LeafDifference, RunDifference
-from checkpointing.proof.report import Attempt, Kill
 from checkpointing.proof.process import Cause, Ending
+from checkpointing.proof.report import Attempt, Kill
 from regrain.cli.drill_report import table_of_differences
 
 

@@ -13,7 +13,7 @@ import pytest
 import loader
 from loader.device import to_device
 from loader.sources.protocol import is_extended
-from regrain.jobs import convert_formats
+from regrain.cli import convert_formats
 
 N: Final = 6
 OF_ML_DTYPES: Final = [

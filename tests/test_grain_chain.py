@@ -14,7 +14,8 @@ import pytest
 from grain import experimental
 
 import loader
-from loader.grain_chain import MAX_LINKS, GrainChain
+from loader.chain_identity import GrainChain
+from loader.grain_chain import MAX_LINKS, chain_of
 from loader.processes import Shard
 
 NO_THREADS = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
@@ -89,7 +90,7 @@ def base(count: int = 12) -> Any:
 
 
 def chain(dataset: Any, version: str = "0.2.18") -> GrainChain:
-    return GrainChain.of(dataset, version)
+    return chain_of(dataset, version)
 
 
 def names(before: Any, now: Any) -> set[str]:
@@ -330,41 +331,6 @@ def test_a_pipeline_in_a_chain_has_the_versions_of_its_identity(
     assert found == {f"chain.1.NumberedBatches.{name}.version" for name in ("keys", "order")}
 
 
-def of_version_1(dataset: Any) -> GrainChain:
-    """As it was written before attributes of objects were told."""
-    now = chain(dataset)
-    assert now.older is not None
-    return GrainChain.from_dict(
-        json.loads(json.dumps({**now.to_dict(), "version": 1, "links": [*now.older]}))
-    )
-
-
-def test_a_chain_of_version_1_is_compared_as_that_tells_it() -> None:
-    dataset = base().map(Add(1)).seed(1).random_map(Crop(3)).batch(2, batch_fn=Flip("1").map)
-    dataset = Every(dataset.map(functools.partial(scale, by=2)), 2).map(a_pipeline)
-    old = of_version_1(dataset)
-    assert [link["settings"] for link in old.links] == [
-        {"length": 12, "original_len": 12, "original_start": 0, "start": 0, "step": 1, "stop": 12},
-        {"length": 12, "transform": "Add"},
-        {"length": 12, "seed_rng_seed": 1},
-        {"length": 12, "rng_pool.seed": chain(dataset).links[3]["settings"]["rng_pool.seed"], "transform": "Crop(size=3, mask=None)"},
-        {"length": 6, "batch_fn": "Flip version 1", "batch_size": 2, "drop_remainder": False},
-        {"length": 6, "transform": "scale(by=2)"},
-        {"length": 3, "version": "1"},
-        {"length": 3, "transform": "a_pipeline"},
-    ]  # fmt: skip
-    assert old.diff(chain(dataset)) == []
-    assert old.to_dict()["version"] == 1
-    assert GrainChain.from_dict(old.to_dict()) == old
-    assert chain(dataset).to_dict()["version"] == 2
-    assert of_version_1(base().map(Add(1))).diff(chain(base().map(Add(2)))) == []
-    [one] = of_version_1(base().map(Add(1))).diff(chain(base().map(Flip("1"))))
-    assert (one.checkpoint, one.now) == ("Add", "Flip version 1")
-    pipelines = [a_pipeline(seed=seed).dataset for seed in (1, 2)]
-    assert of_version_1(pipelines[0]).links[0]["settings"] == {"length": 100}
-    assert of_version_1(pipelines[0]).diff(chain(pipelines[1])) == []
-
-
 class Alone(grain.MapDataset[Any]):
     """A data set of a user's who has forgotten Grain's own set-up, which Grain forgives."""
 
@@ -386,9 +352,6 @@ def test_a_data_set_without_grains_set_up_is_described() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"version": 0},
-        {"version": 3},
-        {"version": True},
         {"links": 3},
         {"links": [{"class": 3, "settings": {}, "from": []}]},
         {"links": [{"class": "A", "settings": [], "from": []}]},

@@ -14,6 +14,7 @@ import loader
 from checkpointing import CheckpointDamagedError, history
 from checkpointing.manifest import Manifest
 from loader import ArraySource, Field, Fingerprint, Pipeline, PipelineConfig, Position
+from loader.identity import Ahead
 
 N: Final = 23
 ALLOW: Final = {"batch_size", "skip", "exclude"}
@@ -254,8 +255,13 @@ def rewrite(directory: pathlib.Path, **changes: Any) -> None:
     """Gives the checkpoint another manifest, sealed as any."""
     path = directory / "2/manifest/metadata"
     manifest = Manifest.from_bytes(path.read_bytes())
-    identity = {name: changes.pop(name) for name in ("order_version",) if name in changes}
-    changes["identity"] = dataclasses.replace(manifest.identity, **identity)
+    if "order_version" in changes:
+        known: Any = manifest.identity.stream
+        known = dataclasses.replace(known, order_version=changes.pop("order_version"))
+        changes["identity"] = dataclasses.replace(manifest.identity, stream=known)
+    if "next_ids" in changes:
+        ahead = Ahead("ids", changes.pop("next_ids"))
+        changes["place"] = dataclasses.replace(manifest.place, ahead=ahead)
     path.write_bytes(dataclasses.replace(manifest, **changes).to_bytes())
 
 

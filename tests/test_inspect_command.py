@@ -262,13 +262,14 @@ def test_what_stands_in_files_is_shown_and_does_nothing_else(run: str) -> None:
     nasty = "[bold red]\x1b]0;owned\x07[/]\u202e\n"
     path = pathlib.Path(run) / "4/manifest/metadata"
     manifest = RunDirectory(run, write=False).manifest(4)
+    stream: Any = manifest.identity.stream
     identity = dataclasses.replace(
         manifest.identity,
+        stream=dataclasses.replace(stream, transform={"name": nasty, "version": nasty}),
         run_config={nasty: nasty},
         train_state=(
             dataclasses.replace(manifest.identity.train_state[0], path=nasty, dtype=nasty),
         ),
-        transform={"name": nasty, "version": nasty},
     )
     history: Any = (
         {"position": manifest.position, "changed": 7},

@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import json
 import sys
-import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,17 +19,15 @@ import loader.pipeline
 from checkpointing import manifest as manifests
 from checkpointing.manifest import (
     MAX_MANIFEST_BYTES,
-    NEXT_IDS,
     Identity,
     Manifest,
-    json_value,
-    next_ids,
     package_versions,
     seal,
-    settings,
 )
 from checkpointing.train_state import describe
 from loader import Fingerprint, Pipeline, PipelineConfig, Position
+from loader.identity import Place
+from loader.stream import NEXT_IDS, ids_ahead, next_ids
 
 STATE = {"w": np.zeros((2, 3), np.float32), "step": 3}
 json_values = st.recursive(
@@ -96,9 +93,8 @@ def a_manifest(pipeline: Pipeline, step: int = 3, **run_config: Any) -> Manifest
     position = pipeline.position(step)
     return Manifest(
         step,
-        position,
+        Place(position, ids_ahead(pipeline, position)),
         Identity.of(pipeline, run_config, describe(STATE)),
-        next_ids(pipeline, position),
         ({"position": {"epoch": 0, "offset": 3, "step": 1}, "changed": {"batch_size": [4, 3]}},),
         package_versions(),
         {"iterator/metadata": {"sha256": "0" * 64, "bytes": 37}},
@@ -164,6 +160,21 @@ def test_another_format_version_is_named(version: Any) -> None:
     assert len(str(caught.value)) < 200
 
 
+STREAM: dict[str, Any] = plain()["stream"]
+CONFIG: dict[str, Any] = STREAM["config"]
+WRONG_STREAM: dict[str, list[Any]] = {
+    "fingerprint": [{}, None, [], "sha256:" + "0" * 64],
+    "config": [
+        *({}, None, [], {"batch_size": 3}, {**CONFIG, "extra": 1}),
+        *({**CONFIG, name: -1} for name in CONFIG),
+        *({**CONFIG, name: {}} for name in CONFIG),
+    ],
+    "order": [
+        *({}, None, [], {"kind": "feistel"}, {"kind": "none", "version": 1}),
+        *({"kind": "feistel", "version": version} for version in ("1", 1.0, True, None)),
+    ],
+    "transform": ["double", [], {"name": 1}, 3, {"name": None, "version": "1"}],
+}
 WRONG: dict[str, list[Any]] = {
     "step": [-1, 4, 3.0, True, "3", None, 2**63, 10**400, [3]],
     "position": [
@@ -172,20 +183,25 @@ WRONG: dict[str, list[Any]] = {
         *({"epoch": 0.0, "offset": 9, "step": 3}, {"epoch": False, "offset": 9, "step": 3}),
         *({"epoch": 2**63, "offset": 9, "step": 3}, {"epoch": 0, "offset": "9", "step": 3}),
     ],
-    "fingerprint": [{}, None, [], "sha256:" + "0" * 64],
-    "config": [
-        *({}, None, [], {"batch_size": 3}, {**plain()["config"], "extra": 1}),
-        *({**plain()["config"], name: -1} for name in plain()["config"]),
-        *({**plain()["config"], name: {}} for name in plain()["config"]),
+    "state": [nested([], 70)],
+    "next": [
+        *(
+            {},
+            None,
+            [],
+            "ids",
+            {**plain()["next"], "kind": "none"},
+            {**plain()["next"], "digest": 1},
+        ),
+        *({**plain()["next"], "ids": ids} for ids in (None, 3, [1.5], [True], [None], [[1]])),
     ],
-    "order": [
-        *({}, None, [], {"kind": "feistel"}, {"kind": "none", "version": 1}),
-        *({"kind": "feistel", "version": version} for version in ("1", 1.0, True, None)),
+    "stream": [
+        *({}, None, [], "pipeline", {"kind": "pipeline"}, {"kind": 1}, {"kind": "mixture"}),
+        *({"kind": "toy", "values": nested([], 70)}, {"kind": "chain"}),
+        *({**STREAM, part: value} for part, values in WRONG_STREAM.items() for value in values),
     ],
-    "transform": ["double", [], {"name": 1}, 3, {"name": None, "version": "1"}],
     "run_config": [None, [], "x", 1, nested({}, 70)],
     "train_state": [None, 3, {"a": 1}, [{}], [None], "text", [{"path": "", "dtype": "int"}]],
-    "next_ids": [None, 3, [1.5], [True], [None], [[1]]],
     "history": [
         None,
         3,
@@ -209,6 +225,7 @@ WRONG: dict[str, list[Any]] = {
 
 def test_wrong_values_are_listed_for_every_part() -> None:
     assert WRONG.keys() == plain().keys() - {"format"}
+    assert WRONG_STREAM.keys() == STREAM.keys() - {"kind"}
 
 
 @pytest.mark.parametrize(
@@ -265,7 +282,7 @@ def test_a_stranger_can_put_anything_anywhere_and_gets_a_manifest_or_a_value_err
         return
     # What was let through is of the right types: it can be compared, and written again the same.
     assert Manifest.from_bytes(read.to_bytes()) == read
-    for difference in read.identity.diff(WHOLE.identity, PIPELINE):
+    for difference in read.identity.diff(WHOLE.identity):
         assert all(isinstance(text, str) for text in dataclasses.astuple(difference))
 
 
@@ -288,25 +305,6 @@ def test_numbers_of_any_length_are_a_value_error() -> None:
             Manifest.from_bytes(text.encode())
 
 
-def test_settings_are_any_mapping_or_pairs() -> None:
-    class Config:  # as that of ml_collections, which is no Mapping
-        def keys(self) -> list[str]:
-            return ["a"]
-
-        def __getitem__(self, name: str) -> list[int]:
-            return {"a": [1]}[name]
-
-    pairs: list[Any] = [[("a", [1])], (["a", [1]],)]
-    for value in (Config(), types.MappingProxyType({"a": (1,)}), *pairs):
-        assert settings("run_config", value) == {"a": [1]}
-    empty: list[Any] = [None, (), {}]
-    for value in empty:
-        assert settings("run_config", value) == {}
-    for wrong in ([1], "", "ab", ["ab"], 0, [(1, 2, 3)]):
-        with pytest.raises(TypeError, match="run_config must map names to values, such as"):
-            settings("run_config", wrong)
-
-
 def test_a_manifest_that_could_not_be_read_again_is_not_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -321,7 +319,7 @@ def test_a_manifest_that_could_not_be_read_again_is_not_written(
 
 
 def differences(before: Identity, now: Identity) -> dict[str, tuple[str, str]]:
-    found = before.diff(now, PIPELINE)
+    found = before.diff(now)
     assert len({difference.name for difference in found}) == len(found)
     return {difference.name: (difference.checkpoint, difference.now) for difference in found}
 
@@ -365,8 +363,8 @@ def test_the_keys_version_is_in_the_manifest_where_there_are_keys(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     keyed = a_manifest(a_pipeline(record_keys=True))
-    assert keyed.to_dict()["keys"] == {"version": 1}
-    assert "keys" not in plain()
+    assert keyed.to_dict()["stream"]["keys"] == {"version": 1}
+    assert "keys" not in STREAM
     assert Manifest.from_bytes(keyed.to_bytes()) == keyed
     monkeypatch.setattr(loader.pipeline, "KEYS_VERSION", 2)
     now = identity(a_pipeline(record_keys=True))
@@ -377,19 +375,14 @@ def test_the_keys_version_is_in_the_manifest_where_there_are_keys(
 @pytest.mark.parametrize("keys", [None, {}, {"version": "1"}, {"version": True}, [1], 1, ...])
 def test_keys_of_the_wrong_kind_are_refused_though_the_digest_holds(keys: Any) -> None:
     value = a_manifest(a_pipeline(record_keys=True)).to_dict()
-    value = {**value, "keys": keys} if keys is not ... else {**value}
     if keys is ...:
-        del value["keys"]
+        del value["stream"]["keys"]
+    else:
+        value["stream"]["keys"] = keys
     with pytest.raises(ValueError, match="the manifest lacks or mistypes a part"):
         Manifest.from_bytes(seal(value))
     with pytest.raises(ValueError, match="its config and its keys disagree"):
-        Manifest.from_bytes(seal({**plain(), "keys": {"version": 1}}))
-
-
-def test_a_manifest_from_before_there_were_keys_is_one_without() -> None:
-    old = plain()
-    del old["config"]["record_keys"]
-    assert Manifest.from_bytes(seal(old)) == WHOLE
+        Manifest.from_bytes(seal({**plain(), "stream": {**STREAM, "keys": {"version": 1}}}))
 
 
 def test_the_orders_version_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -462,39 +455,6 @@ def test_a_transform_that_is_changed_added_or_taken_away_is_a_difference() -> No
         "transform.version": ("absent", "''"),
     }
     assert differences(of(double), of(None)).keys() == {"transform.name", "transform.version"}
-
-
-# What a run config may hold.
-
-
-@given(value=st.dictionaries(st.text(), json_values))
-def test_a_run_config_comes_back_from_json_as_it_is_and_shares_nothing(value: Any) -> None:
-    found = json_value(value, "run_config")
-    assert found == value
-    assert seal(found) == seal(json.loads(json.dumps(value)))
-    if value:
-        assert found is not value
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"a": np.int64(1)},
-        {"a": np.zeros(2)},
-        {"a": {1, 2}},
-        {"a": b"x"},
-        {"a": object()},
-        {"a": float("nan")},
-        {"a": float("inf")},
-        {1: "a"},
-        {None: 1},
-        {"a": nested([], 100)},
-        {"a": nested([], 5000)},
-    ],
-)
-def test_a_run_config_that_json_cannot_give_back_is_refused(value: Any) -> None:
-    with pytest.raises(TypeError, match="run_config must"):
-        json_value(value, "run_config")
 
 
 # The next IDs.

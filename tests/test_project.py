@@ -29,6 +29,14 @@ import loader
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("loader", "checkpointing", "regrain")
+#: What may import Grain.
+RUNS_GRAIN = (
+    "loader.stream",
+    "loader.batch_iterator",
+    "loader.pipeline",
+    "loader.grain_stream",
+    "loader.sources",
+)
 RUNTIME = {"grain", "jax", "numpy", "orbax-checkpoint"}
 
 
@@ -110,7 +118,7 @@ def forbidden(importer: str, module: str) -> bool:
     elif within(module, "regrain", *OF_THE_COMMAND_LINE):
         return True
     if within(module, "grain"):
-        return not within(importer, "loader.pipeline", "loader.grain_stream", "loader.sources")
+        return not within(importer, *RUNS_GRAIN)
     return within(module, "orbax") and importer != "checkpointing.checkpoints"
 
 

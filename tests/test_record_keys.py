@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 import loader
 from checkpointing import CheckpointMismatchError, Checkpoints, load
-from checkpointing.manifest import Manifest, seal
 from loader import ArraySource, Mixture, Pipeline, PipelineConfig, Position, ReadOptions
 from loader.audit import keys as audit_keys
 
@@ -465,25 +464,6 @@ def test_a_mixtures_parts_name_their_keys(tmp_path: pathlib.Path) -> None:
         _save_once(tmp_path, mixture(record_keys=False))
     names = {difference.name for difference in caught.value.differences}
     assert names == {"parts.a.record_keys", "parts.b.record_keys"}
-
-
-def test_a_checkpoint_from_before_there_were_keys_still_resumes(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def old(manifest: Manifest) -> bytes:
-        value = manifest.to_dict()
-        del value["config"]["record_keys"]
-        assert "keys" not in json.dumps(value["config"])
-        return seal(value)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Manifest, "to_bytes", old)
-        _save_once(tmp_path, a_pipeline(record_keys=False))
-    (written,) = tmp_path.glob("1/manifest/*")
-    assert b"record_keys" not in written.read_bytes()
-    with pytest.raises(CheckpointMismatchError, match=r"record_keys +checkpoint False +now True"):
-        _save_once(tmp_path, a_pipeline())
-    assert _save_once(tmp_path, a_pipeline(record_keys=False)) == 1
 
 
 def test_a_fingerprint_and_an_order_are_those_without_keys() -> None:

@@ -242,7 +242,6 @@ REFUSED: Final[list[tuple[Any, str]]] = [
     (7, "a sequence of records is needed"),
     ([{}], "columns must name at least one column"),
     ([{"x": None}], "field 'x' has dtype object"),
-    ([{"mask": 1}], "'mask' cannot be a field"),
     ([(1, 2)], r"row 0 is \(1, 2\), not a dict of arrays"),
 ]
 
@@ -251,6 +250,15 @@ REFUSED: Final[list[tuple[Any, str]]] = [
 def test_what_holds_no_records_is_refused(sequence: Any, named: str) -> None:
     with pytest.raises((TypeError, ValueError), match=named):
         SequenceSource(sequence)
+
+
+def test_records_of_an_id_alone_are_refused_with_a_way_out() -> None:
+    only = [{"key": key} for key in (5, 6, 7)]
+    with pytest.raises(
+        ValueError, match="hold nothing but 'key', their IDs: a source needs a field"
+    ):
+        SequenceSource(only, ids="key")
+    assert SequenceSource(only, columns=["key"], ids="row").ids(np.arange(3)).tolist() == [0, 1, 2]
 
 
 IDS: Final[list[tuple[list[Any], str]]] = [

@@ -27,7 +27,7 @@ def test_a_stream_is_no_source_though_it_has_what_a_source_has(tmp_path: Path) -
     for stream, instead in (
         (pipeline, "use its .source"),
         (mixture, r"use the \.source of one of its \.parts"),
-        (chain, "use the source that its chain reads from"),
+        (chain, "use the source that it reads from"),
     ):
         kind = type(stream).__name__
         for ask in (

@@ -26,7 +26,7 @@ from loader import (
     ReadOptions,
     StreamStats,
 )
-from loader import pipeline as pipeline_module
+from loader import batch_iterator as pipeline_module
 from loader import stats as stats_module
 from loader.stats import Amount
 

@@ -187,11 +187,7 @@ def compare_checkpoints(
     places = [
         ("position", one.position, other.position),
         ("next IDs", _ids(one.next_ids), _ids(other.next_ids)),
-        *(
-            [("next element", one.grain.digest, other.grain.digest)]
-            if one.grain and other.grain
-            else []
-        ),
+        ("next element", one.place.ahead.digest, other.place.ahead.digest),
     ]
     differences = [
         RunDifference("checkpoint", f"{what}, {name}", str(a), str(b))

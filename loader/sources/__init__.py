@@ -10,7 +10,6 @@ from loader.sources.npy import NpySource
 from loader.sources.npy_folder import write_npy
 from loader.sources.parquet import ParquetSource
 from loader.sources.protocol import (
-    RESERVED_FIELDS,
     Field,
     RecordSource,
     Verify,
@@ -18,11 +17,11 @@ from loader.sources.protocol import (
     fingerprint_of,
 )
 from loader.sources.records import decode_record, encode_record
+from loader.sources.renamed import RenamedSource
 from loader.sources.sequences import SequenceSource
 from loader.sources.tokens import TokenSource
 
 __all__ = [
-    "RESERVED_FIELDS",
     "ArrayRecordSource",
     "ArraySource",
     "Field",
@@ -31,6 +30,7 @@ __all__ = [
     "NpySource",
     "ParquetSource",
     "RecordSource",
+    "RenamedSource",
     "SequenceSource",
     "TokenSource",
     "Verify",

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loader.sources.identifiers import id_entry
-from loader.sources.protocol import RESERVED_FIELDS, Field, check_field
+from loader.sources.protocol import Field, check_field
 
 #: Names the file and row of one of the records that are read together.
 Where = Callable[[int], str]
@@ -86,10 +86,15 @@ def chosen_columns(there: Collection[str], columns: Any, ids: Any) -> list[str]:
     if columns is None:
         of_ids = id_entry(ids)
         columns = [name for name in there if name != of_ids]
-        for name in RESERVED_FIELDS.intersection(columns):
+        if "id" in columns:
             raise ValueError(
-                f"{name!r} cannot be a field: a batch holds its own. Take it as the IDs, ids={name!r}, or list "
-                "the columns without it"
+                "'id' cannot be a field: a batch holds its own. Take it as the IDs, ids='id', or list the columns "
+                "without it"
+            )
+        if not columns and of_ids in there:
+            raise ValueError(
+                f"the records hold nothing but {of_ids!r}, their IDs: a source needs a field beside them. If that "
+                'column is data too, list it as one, and number the records: columns=[...], ids="row"'
             )
     chosen: list[str] = [] if not isinstance(columns, Iterable) else list(columns)
     if (

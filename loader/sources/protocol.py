@@ -12,9 +12,6 @@ import numpy.typing as npt
 from loader.fingerprint import Fingerprint, dtype_and_shape
 from loader.source_or_stream import check_is_no_stream
 
-#: Names that a batch uses itself.
-RESERVED_FIELDS: Final = frozenset({"id", "mask"})
-
 #: What a fingerprint reads: ``"cache"``, what has changed since a source last digested it, which is all where
 #: it keeps nothing; ``"full"``, all.
 Verify = Literal["cache", "full"]
@@ -130,9 +127,9 @@ def check_field(name: str, field: Any) -> Field:
     """Checks a field's name, dtype and shape; returns it as `Field`."""
     if not isinstance(name, str) or not name:
         raise TypeError(f"a field's name must be a string that is not empty, not {name!r}")
-    if name in RESERVED_FIELDS:
+    if name == "id":
         raise ValueError(
-            f"a field cannot be named {name!r}: a batch holds its own; IDs are given as ids"
+            "a field cannot be named 'id': a batch holds its own; IDs are given as ids"
         )
     try:
         dtype, shape = dtype_and_shape(field)

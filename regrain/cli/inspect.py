@@ -434,8 +434,11 @@ def show_identity(report: "RunReport") -> None:
         links = " > ".join(str(link.get("class")) for link in stream["chain"]["links"])
         line("chain", links)
         line("config", settings(stream["config"]) or "none")
-    else:
+    elif stream["kind"] == "pipeline":
         show_pipeline(stream)
+    else:
+        known = {name: value for name, value in stream.items() if name != "kind"}
+        line(stream["kind"], settings(known))
     line("run_config", settings(told["run_config"]) or "none")
     state = told["train_state"]
     leaves = "1 leaf" if state["num_leaves"] == 1 else f"{state['num_leaves']:,} leaves"
