@@ -1,4 +1,4 @@
-"""What an audit found, as values: five findings by name, the counts of each epoch, what was covered."""
+"""The result of an audit: five findings, the counts of each epoch, and the coverage."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ RecordId = int | str
 
 @dataclasses.dataclass(frozen=True)
 class Offender:
-    """One place of the stream that is not as it should be.
+    """One wrong place in the stream.
 
     Attributes:
-      epoch: that the place belongs to.
+      epoch: the epoch of the place.
       step: number of the batch among those delivered, from 0; of an omission, the step in which the
         record was due.
       place: slot in the batch, from 0.
@@ -41,7 +41,7 @@ class Offender:
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One of the five, with how often and where.
+    """One of the five findings, with its count and its earliest places.
 
     Attributes:
       name: ``"membership"``, ``"multiplicity"``, ``"omissions"``, ``"order"`` or ``"alignment"``.
@@ -58,11 +58,11 @@ class Finding:
 
     @property
     def first(self) -> Offender | None:
-        """The earliest offender; ``None`` where there is no finding."""
+        """The earliest offender; ``None`` if there is no finding."""
         return self.sample[0] if self.sample else None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """The same as plain values for JSON."""
         offenders = [dataclasses.asdict(offender) for offender in self.sample]
         return {
             "count": self.count,
@@ -74,7 +74,7 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class EpochCount:
-    """What an epoch delivered, in records.
+    """The records of one epoch, counted.
 
     Attributes:
       epoch: counted from 0.
@@ -100,7 +100,7 @@ class EpochCount:
 
 @dataclasses.dataclass(frozen=True)
 class Coverage:
-    """What was looked at, and what was not.
+    """What the audit checked, and what it did not.
 
     Attributes:
       num_records: in the source.
@@ -163,7 +163,7 @@ class AuditReport:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """All five, in the order in which they are named, those without a count included."""
+        """All five findings in a fixed order, including those with a count of 0."""
         return tuple(getattr(self, name) for name in FINDINGS)
 
     @property
@@ -177,7 +177,7 @@ class AuditReport:
         return not self.found
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """The same as plain values for JSON."""
         return {
             "clean": self.clean,
             "findings": {finding.name: finding.to_dict() for finding in self.findings},
@@ -207,7 +207,7 @@ class AuditReport:
 
 
 class Tally:
-    """A finding in the making. Counts everything, keeps the earliest few."""
+    """A finding under construction: counts every fault and keeps the earliest few."""
 
     KEPT: Final = 16
 
@@ -232,11 +232,11 @@ class Tally:
         self.keep(offenders)
 
     def keep(self, offenders: list[Offender]) -> None:
-        """Puts offenders among the earliest, if they are."""
+        """Keep those offenders that are among the earliest."""
         both = self._sample + offenders[: 4 * self.KEPT]
         both.sort(key=lambda offender: (offender.step, offender.place))
         self._sample = both[: self.KEPT]
 
     def finding(self) -> Finding:
-        """As it stands."""
+        """The finding so far."""
         return Finding(self._name, self._count, dict(self._causes), tuple(self._sample))

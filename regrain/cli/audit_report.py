@@ -112,7 +112,7 @@ def run(
     if as_json:
         print_json(found)
     else:
-        show(title(config, records, step_log), report)
+        show(title(config, records, step_log), records.source, report)
         console.print(f"written: {safe(out / 'audit.html')}, audit.json", soft_wrap=True)
     return CLEAN if report.clean else FOUND
 
@@ -172,7 +172,7 @@ def to_dict(
     }
 
 
-def show(what: str, report: loader.AuditReport) -> None:
+def show(what: str, source: loader.RecordSource, report: loader.AuditReport) -> None:
     """Prints the report."""
     console.print(f"[bold]{safe(what)}[/]", soft_wrap=True)
     verdict = (
@@ -184,7 +184,7 @@ def show(what: str, report: loader.AuditReport) -> None:
         table.add_column(heading, justify="right" if heading == "count" else "left")
     for finding in report.findings:
         style = "red" if finding.count else "dim"
-        first = "" if finding.first is None else str(finding.first)
+        first = audit_page.first_of(source, finding)
         table.add_row(
             finding.name,
             f"{finding.count:,}",
@@ -193,7 +193,7 @@ def show(what: str, report: loader.AuditReport) -> None:
             style=style,
         )
     console.print(table)
-    for line in audit_page.covered(report):
+    for line in audit_page.covered(source, report):
         console.print(safe(line), soft_wrap=True)
 
 

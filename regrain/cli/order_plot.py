@@ -145,15 +145,17 @@ def describe(config: loader.PipelineConfig, total: int) -> str:
     )
 
 
-def draw_epoch(panel: Axes, config: loader.PipelineConfig, total: int, epoch: int) -> None:
-    """One epoch's order and the borders of its batches."""
+def draw_epoch(panel: Axes, config: loader.PipelineConfig, total: int, epoch: int) -> list[str]:
+    """Draw one epoch's order and batch borders, and return what was drawn, for a caption."""
     panel.set_gid(f"epoch-{epoch}")
     order = order_of(config, total, epoch)
     if total <= POINTS_UP_TO:
         draw_points(panel, order(0, total))
+        drawn = "each record is a point"
     else:
         draw_density(panel, order, total)
-    draw_borders(panel, config, total)
+        drawn = "colour is the density of records"
+    return [drawn, *draw_borders(panel, config, total)]
 
 
 def order_of(config: loader.PipelineConfig, total: int, epoch: int) -> Callable[[int, int], Rows]:
@@ -220,18 +222,23 @@ def density(order: Callable[[int, int], Rows], total: int) -> npt.NDArray[np.flo
     return counts
 
 
-def draw_borders(panel: Axes, config: loader.PipelineConfig, total: int) -> None:
-    """Dotted lines between batches, where there is room, and a strip behind a final one not full."""
+def draw_borders(panel: Axes, config: loader.PipelineConfig, total: int) -> list[str]:
+    """Draw dotted batch borders if there is room, and a strip for a final batch that is not full."""
     size = config.batch_size
-    if -(-total // size) <= SEPARATORS_UP_TO:
+    drawn: list[str] = []
+    if size < total <= SEPARATORS_UP_TO * size:
         for border in range(size, total, size):
             panel.axvline(border - 0.5, color=GREY, linestyle=":", linewidth=1)
+        drawn.append("dotted lines are batch borders")
     left = total % size
     end = total - left + size if left and config.final_batch == "pad" else total
     if left:
         panel.axvspan(total - left - 0.5, end - 0.5, color=SAND, linewidth=0, zorder=0)
         panel.set_title(final_batch_note(config, left), loc="right", fontsize=9, color=GREY)
+        what = "the records that are dropped" if config.final_batch == "drop" else "the final batch"
+        drawn.append(f"the shaded strip is {what}")
     panel.set_xlim(-0.5, end - 0.5)
+    return drawn
 
 
 def final_batch_note(config: loader.PipelineConfig, left: int) -> str:
