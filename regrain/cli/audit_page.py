@@ -208,7 +208,7 @@ def order_picture(pipeline: loader.Pipeline, report: loader.AuditReport) -> Iter
         drawn.append("marks at the upper edge show where sampled records at fault were due")
     panel.set_title(f"epoch {epoch}", loc="left", fontsize=10)
     panel.set(xlabel="position in epoch", ylabel="row of the record")
-    if total <= plot_order.PLAIN_NUMBERS_UP_TO:
+    if total <= order_plot.PLAIN_NUMBERS_UP_TO:
         panel.xaxis.set_major_formatter("{x:,.0f}")
         panel.yaxis.set_major_formatter("{x:,.0f}")
     yield "<h2>Order</h2>"
@@ -220,7 +220,7 @@ def marks(pipeline: loader.Pipeline, report: loader.AuditReport) -> dict[int, li
     """The positions where the sampled offenders were due, by epoch."""
     found: dict[int, list[int]] = {}
     total, config = len(pipeline.source), pipeline.config
-    if config.shuffle == "permutation" and total > plot_order.PLAIN_NUMBERS_UP_TO:
+    if config.shuffle == "permutation" and total > order_plot.PLAIN_NUMBERS_UP_TO:
         return found  # each would take the whole order of an epoch
     provenance = loader.provenance(pipeline)
     for place in (place for finding in report.findings for place in finding.sample):
