@@ -14,13 +14,13 @@ import loader as _loader  # noqa: F401 (first: it keeps those below from setting
 # isort: split
 from checkpointing.checkpoints import Checkpoints, Run, load
 from checkpointing.errors import CheckpointDamagedError, CheckpointMismatchError
-from checkpointing.history import mixture_provenance, provenance
-from checkpointing.inspection import RunReport, StepReport, inspect_run
 from checkpointing.manifest import Manifest
 from checkpointing.proof.drill import run_drill
 from checkpointing.proof.process import DrillError
 from checkpointing.proof.report import DrillReport
 from checkpointing.proof.step_log import Delivery, read_step_log, step_log
+from checkpointing.reports.history import mixture_provenance, provenance
+from checkpointing.reports.inspection import RunReport, StepReport, inspect_run
 
 __all__ = [
     "CheckpointDamagedError",

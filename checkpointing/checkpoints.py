@@ -29,25 +29,25 @@ import orbax.checkpoint as ocp
 from etils import epath  # type: ignore[import-untyped]  # the paths of Orbax, which brings it
 from jax.experimental import multihost_utils
 
-from checkpointing.directory import (
+from checkpointing.differences import check_allow, match
+from checkpointing.errors import CheckpointDamagedError, CheckpointMismatchError
+from checkpointing.manifest import (
+    Identity,
+    Manifest,
+    package_versions,
+)
+from checkpointing.proof.step_log import OnBatch, step_log_of_environment
+from checkpointing.quiet import quiet_the_layers_below
+from checkpointing.storage.base import ITERATOR_ITEM, MANIFEST_ITEM, TRAIN_STATE_ITEM
+from checkpointing.storage.directory import (
     RunDirectory,
     StepDamagedError,
     Verify,
     check_verify,
     directory_text,
 )
-from checkpointing.errors import CheckpointDamagedError, CheckpointMismatchError
-from checkpointing.group import ElsewhereError, Processes
-from checkpointing.manifest import (
-    Identity,
-    Manifest,
-    package_versions,
-)
-from checkpointing.matching import check_allow, match
-from checkpointing.proof.step_log import OnBatch, step_log_of_environment
-from checkpointing.quiet import quiet_the_layers_below
-from checkpointing.signals import StopRequest, stop_requests
-from checkpointing.storage import ITERATOR_ITEM, MANIFEST_ITEM, TRAIN_STATE_ITEM
+from checkpointing.together.processes import ElsewhereError, Processes
+from checkpointing.together.signals import StopRequest, stop_requests
 from checkpointing.train_state import (
     Leaf,
     copies_in,
@@ -70,11 +70,11 @@ from loader import (
 )
 from loader.amounts import bytes_text, seconds_text, things_text
 from loader.batching import as_integer
-from loader.identity import Place
-from loader.json_form import json_settings, json_value
+from loader.identity.base import Place
+from loader.identity.json_form import json_settings, json_value
+from loader.identity.told_apart import in_print
 from loader.sources import Verify as DataVerify
 from loader.stream import Stream, StreamIterator
-from loader.told_apart import in_print
 
 TrainState = TypeVar("TrainState")
 _Result = TypeVar("_Result")

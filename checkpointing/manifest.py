@@ -15,8 +15,7 @@ from typing import Any, Final, Self
 
 from checkpointing.train_state import Leaf
 from loader import Difference, Position
-from loader.identities import read_identity
-from loader.identity import (
+from loader.identity.base import (
     Ahead,
     Place,
     StreamIdentity,
@@ -26,9 +25,10 @@ from loader.identity import (
     texts,
     typed,
 )
-from loader.json_form import shallow
+from loader.identity.json_form import shallow
 from loader.sources import Verify as DataVerify
 from loader.stream import Stream
+from loader.streams.identities import read_identity
 
 FORMAT_VERSION: Final = 1
 MAX_MANIFEST_BYTES: Final = 16 << 20

@@ -31,21 +31,8 @@ from loader.audit import (
     audit_batches,
     audit_mixture,
 )
-from loader.batch_iterator import BatchIterator, ReadOptions
-from loader.batching import Position, Segment, masked_mean
-from loader.config import PipelineConfig
-from loader.determinism import Change, TransformReport, check_transform
-from loader.device import Device
-from loader.errors import DataChangedError, RecordReadError, WorkerDiedError
-from loader.fingerprint import Difference, Fingerprint, dataset_digest, fingerprint
-from loader.grain_stream import GrainIterator, GrainStateError, GrainStream
-from loader.keys import record_keys, rng, uniforms
-from loader.mixture import Mixture
-from loader.order import ORDER_VERSIONS, epoch_order, position_of
-from loader.pipeline import Pipeline
-from loader.processes import global_batch
-from loader.progress import OnProgress, Progress, watch_progress
-from loader.provenance import (
+from loader.audit.determinism import Change, TransformReport, check_transform
+from loader.audit.provenance import (
     MixtureProvenance,
     Provenance,
     StepRecords,
@@ -53,6 +40,17 @@ from loader.provenance import (
     mixture_provenance,
     provenance,
 )
+from loader.batching import Position, Segment, masked_mean
+from loader.config import PipelineConfig
+from loader.errors import DataChangedError, RecordReadError, WorkerDiedError
+from loader.identity.fingerprint import Difference, Fingerprint, dataset_digest, fingerprint
+from loader.keys import record_keys, rng, uniforms
+from loader.order import ORDER_VERSIONS, epoch_order, position_of
+from loader.progress import OnProgress, Progress, watch_progress
+from loader.reading.devices import Device
+from loader.reading.iterator import BatchIterator, ReadOptions
+from loader.reading.processes import global_batch
+from loader.reading.stats import OnStats, StreamStats
 from loader.sources import (
     ArrayRecordSource,
     ArraySource,
@@ -71,8 +69,10 @@ from loader.sources import (
     write_array_record,
     write_npy,
 )
-from loader.stats import OnStats, StreamStats
-from loader.turns import Turn, Turns
+from loader.streams.grain import GrainIterator, GrainStateError, GrainStream
+from loader.streams.mixture import Mixture
+from loader.streams.pipeline import Pipeline
+from loader.streams.turns import Turn, Turns
 
 __all__ = [
     "ORDER_VERSIONS",

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final, NoReturn, Protocol
 
 from loader.batching import Position
-from loader.fingerprint import Difference
-from loader.identity import Ahead, Place, StreamIdentity, canonical
+from loader.identity.base import Ahead, Place, StreamIdentity, canonical
+from loader.identity.fingerprint import Difference
+from loader.reading.stats import StreamStats
 from loader.sources import Verify
-from loader.stats import StreamStats
 
 _root_handlers = logging.root.handlers[:]
 import grain  # noqa: E402

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Final, Literal, Self
 
-from checkpointing.directory import RunDirectory, StepDamagedError
 from checkpointing.proof.step_log import (
     STEP_LOG_VARIABLE,
     Delivery,
@@ -20,8 +19,9 @@ from checkpointing.proof.step_log import (
     parse_line,
     read_process_logs,
 )
-from checkpointing.storage import TMP_SUFFIX
-from loader.program import Program, kill_all
+from checkpointing.storage.base import TMP_SUFFIX
+from checkpointing.storage.directory import RunDirectory, StepDamagedError
+from loader.reading.program import Program, kill_all
 
 RUN_DIR: Final = "{run_dir}"
 COORDINATOR, PROCESS_INDEX, PROCESS_COUNT = "{coordinator}", "{process_index}", "{process_count}"

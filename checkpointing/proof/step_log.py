@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from loader import Position
-from loader.grain_stream import element_digest, element_ids
+from loader.streams.grain import element_digest, element_ids
 
 #: The environment variable with the file to which `Checkpoints.resume` logs its batches.
 STEP_LOG_VARIABLE: Final = "REGRAIN_STEP_LOG"

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from loader.audit.keys import KeyCheck, shown_of
 from loader.audit.reading import another_order
 from loader.audit.report import Offender, Tally
+from loader.identity.digests import without_padding
 from loader.keys import KEY_FIELD
-from loader.leaves import without_padding
 from loader.sources import RecordSource
 
 #: Batches of a stream with a transform whose rows the source is asked for in two orders.

@@ -86,7 +86,7 @@ class MixtureReport:
 class DueTurns:
     """Whose turn each step is, derived from the weights alone, one step after the other.
 
-    The rule of `loader.turns`, by its definition: of the parts whose next turn may have come, the one
+    The rule of `loader.streams.turns`, by its definition: of the parts whose next turn may have come, the one
     whose next turn has to come first.
     """
 

@@ -6,8 +6,8 @@ import re
 import threading
 from typing import Any, Final
 
-from loader.parallel import Crew, in_order, usable_cores
 from loader.progress import Work
+from loader.reading.threads import Crew, in_order, usable_cores
 from loader.sources.files import FileSet
 
 _log: Final = logging.getLogger(__name__)

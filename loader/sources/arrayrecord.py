@@ -9,7 +9,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from loader.new_paths import new_file
 from loader.sources.array_record_readers import Readers, array_record
 from loader.sources.columns import (
     Entries,
@@ -33,6 +32,7 @@ from loader.sources.digests import Cache
 from loader.sources.file_source import FileSource
 from loader.sources.files import Data, FileRows, FileSet
 from loader.sources.identifiers import IdRule
+from loader.sources.new_paths import new_file
 from loader.sources.protocol import Field
 from loader.sources.records import decode_record, encode_record, layout_of
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loader.fingerprint import Fingerprint, check_ids, check_unique, fingerprint
+from loader.identity.fingerprint import Fingerprint, check_ids, check_unique, fingerprint
 from loader.sources.protocol import Field, check_field, field_list
 
 

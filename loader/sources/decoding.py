@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from loader.fingerprint import dataset_digest
-from loader.parallel import Crew, in_order, usable_cores
+from loader.identity.fingerprint import dataset_digest
+from loader.reading.threads import Crew, in_order, usable_cores
 from loader.sources.columns import Where, check_known, checked
 from loader.sources.protocol import Field
 

@@ -12,9 +12,9 @@ import re
 import stat
 from typing import Any, Final
 
-from loader.new_paths import write_whole
 from loader.sources.digests import Cache, FileDigest, FileDigests
 from loader.sources.files import FileSet, FileState
+from loader.sources.new_paths import write_whole
 
 FILE_NAME: Final = ".regrain-digests.json"
 

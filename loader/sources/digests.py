@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from loader.parallel import Crew, in_order, usable_cores
 from loader.progress import Work
+from loader.reading.threads import Crew, in_order, usable_cores
 from loader.sources.files import FileSet, FileState
 
 PIECE_BYTES: Final = 1 << 26

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loader.file_marks import marks_of
-from loader.fingerprint import ColumnDigest, Fingerprint
+from loader.identity.files import marks_of
+from loader.identity.fingerprint import ColumnDigest, Fingerprint
 from loader.sources.digest_cache import check_cache
 from loader.sources.digests import Cache, FileDigests
 from loader.sources.files import FileRows, FileSet

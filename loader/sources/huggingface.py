@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from loader.fingerprint import ColumnDigest, Fingerprint, fingerprint
+from loader.identity.fingerprint import ColumnDigest, Fingerprint, fingerprint
 from loader.sources.arrow import Block, Column, in_one, is_view, taken, to_ids, without_views
 from loader.sources.arrow_files import ArrowFiles, check_sound, file_at_fault
 from loader.sources.columns import Where, check_fields, chosen_columns

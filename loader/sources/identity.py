@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loader.file_marks import FileEntry, FileMarks
-from loader.fingerprint import ColumnDigest, Fingerprint
+from loader.identity.files import FileEntry, FileMarks
+from loader.identity.fingerprint import ColumnDigest, Fingerprint
 from loader.sources.digest_cache import cache_path, load_digests, store_digests
 from loader.sources.digests import Cache, FileDigest, FileDigests, digest_files
 from loader.sources.files import FileSet

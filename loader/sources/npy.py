@@ -13,8 +13,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from loader.file_marks import marks_of
-from loader.fingerprint import ColumnDigest, Fingerprint
+from loader.identity.files import marks_of
+from loader.identity.fingerprint import ColumnDigest, Fingerprint
 from loader.sources.columns import check_fields
 from loader.sources.digest_cache import check_cache
 from loader.sources.digests import Cache, FileDigests

@@ -21,10 +21,10 @@ from typing import IO, Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from loader.fingerprint import check_ids, read_fields, read_ids
-from loader.new_paths import new_folder
+from loader.identity.fingerprint import check_ids, read_fields, read_ids
 from loader.progress import Work, counted
 from loader.sources.files import checked_name
+from loader.sources.new_paths import new_folder
 from loader.sources.protocol import Field, RecordSource, check_source, is_extended
 
 DESCRIPTION: Final = "regrain.json"

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy.typing as npt
 
-from loader.fingerprint import Fingerprint
-from loader.source_or_stream import check_is_no_stream
+from loader.identity.fingerprint import Fingerprint
 from loader.sources.protocol import Field, RecordSource, Verify, fingerprint_of
+from loader.sources.source_or_stream import check_is_no_stream
 
 
 class RenamedSource:

@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from loader.parallel import Crew, in_order, usable_cores
 from loader.progress import Work
+from loader.reading.threads import Crew, in_order, usable_cores
 from loader.sources.arrow import Block, Column, in_one
 from loader.sources.columns import Where
 from loader.sources.extras import needed

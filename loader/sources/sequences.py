@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from loader.fingerprint import Fingerprint, fingerprint
+from loader.identity.fingerprint import Fingerprint, fingerprint
 from loader.sources.columns import (
     Entries,
     Where,

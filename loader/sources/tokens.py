@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from loader.fingerprint import ColumnDigest
+from loader.identity.fingerprint import ColumnDigest
 from loader.sources.digests import Cache
 from loader.sources.documents import borders_by_index, borders_by_token
 from loader.sources.file_source import FileSource

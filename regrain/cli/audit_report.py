@@ -14,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 import loader
-from loader.new_paths import write_whole
+from loader.sources.new_paths import write_whole
 from regrain.cli import audit_page, logged, order_plot
 from regrain.cli.console import console, print_json, safe
 from regrain.cli.sources import digits, lesson, source_of

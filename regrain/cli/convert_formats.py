@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 import loader
-from loader.new_paths import new_file
 from loader.progress import Work
+from loader.sources.new_paths import new_file
 from regrain.cli.fingerprint import ID, npz_arrays
 
 Name = Literal["npy", "array_record", "parquet"]

@@ -120,7 +120,7 @@ def show(source: "loader.RecordSource", *, as_json: bool = False) -> int:
 
 def save(file: pathlib.Path, source: "loader.RecordSource", *, as_json: bool = False) -> int:
     """Save the fingerprint of the data in a file. Return the exit code."""
-    from loader.new_paths import write_whole
+    from loader.sources.new_paths import write_whole
 
     found = source.fingerprint()
     write_whole(file, f"{json.dumps(found.to_dict(), indent=1)}\n".encode())

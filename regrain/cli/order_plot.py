@@ -22,7 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import loader
-from loader.new_paths import write_whole
+from loader.sources.new_paths import write_whole
 from regrain.cli.console import console, fail, print_json, safe
 
 Rows = npt.NDArray[np.int64]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import loader
-from loader.source_or_stream import source_within
+from loader.sources.source_or_stream import source_within
 
 
 def made_by(option: str, text: str) -> Any:

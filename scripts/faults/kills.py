@@ -19,8 +19,8 @@ from typing import Any, Final, Literal, get_args
 
 import checkpointing
 from checkpointing import CheckpointDamagedError, Delivery, Manifest
-from checkpointing.storage import TMP_SUFFIX, TRASH
-from loader.program import Program
+from checkpointing.storage.base import TMP_SUFFIX, TRASH
+from loader.reading.program import Program
 from scripts.faults import run
 
 Phase = Literal["start-up", "training", "writing", "committing", "deleting"]

@@ -1,0 +1,1 @@
+"""Reports on a run directory: inspection, and the provenance of its steps."""

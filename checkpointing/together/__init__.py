@@ -1,0 +1,1 @@
+"""How several JAX processes, and signals, act on one run."""

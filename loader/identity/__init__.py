@@ -1,0 +1,1 @@
+"""The identity of data and transforms: digests, fingerprints, and differences in words."""

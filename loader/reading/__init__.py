@@ -1,0 +1,1 @@
+"""How batches are read ahead and moved: the iterator, threads, worker processes, devices."""

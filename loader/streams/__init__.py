@@ -1,0 +1,1 @@
+"""The kinds of streams: pipelines, mixtures and Grain chains."""

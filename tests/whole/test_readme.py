@@ -1,0 +1,121 @@
+"""The blocks of the README and of each page of docs/ run, in order, as a reader would have them run.
+
+Python runs as one session, and a text block is what the block or command before it prints. A block whose first line is a
+comment with a file's name is that file. Of shell and workflows, the commands that begin with python run.
+"""
+
+import contextlib
+import io
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import pytest
+from sybil import Document, Example, Sybil
+from sybil.parsers.markdown import CodeBlockParser
+
+from tests.object_store import running_store
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+#: Modules of what the environment does not have, as far as pages use them.
+STAND_INS = pathlib.Path(__file__).resolve().parents[1] / "stand_ins"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def _run(example: Example) -> None:
+    named = re.match(r"# (\S+\.py)\n", example.parsed)
+    if named:
+        file = pathlib.Path(named[1])
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(example.parsed, "utf-8")
+        return
+    printed = io.StringIO()
+    code = compile(example.parsed, f"{pathlib.Path(example.path).name}:{example.line}", "exec")
+    with contextlib.redirect_stdout(printed):
+        exec(code, example.namespace)
+    example.namespace["printed"] = printed.getvalue()
+
+
+def _compare(example: Example) -> None:
+    assert example.namespace.pop("printed").rstrip() == example.parsed.rstrip(), (
+        f"{example.path}:{example.line} is not what the block above it prints"
+    )
+
+
+def _command(example: Example) -> None:
+    commands = re.findall(r"^(?: *- run: )?(python .*)$", example.parsed, re.MULTILINE)
+    assert commands, f"{example.path}:{example.line} holds no command that could be tried"
+    for command in commands:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYTEST_ADDOPTS": shlex.quote(f"--basetemp={pathlib.Path.cwd() / 'pytest'}"),
+            "DRILL_KILLS": "1",  # of the page on tests, whose drill has some more at night
+        }
+        arguments = [sys.executable, *shlex.split(command)[1:]]
+        done = subprocess.run(
+            arguments, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        example.namespace["printed"] = done.stdout
+
+
+def _examples(page: pathlib.Path) -> Document:
+    languages = {"python": _run, "text": _compare, "sh": _command, "yaml": _command}
+    parsers = [CodeBlockParser(language, evaluate) for language, evaluate in languages.items()]
+    return Sybil(parsers=parsers).parse(page)
+
+
+def test_the_readme_is_a_page_of_blocks() -> None:
+    assert len(list(_examples(PAGES[0]).examples())) >= 4
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_block_runs_and_prints_what_the_page_says(
+    page: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(STAND_INS)
+    monkeypatch.syspath_prepend(tmp_path)
+    document: Any = _examples(page)
+    # A reader's JAX is as lenient as JAX comes; the strictness of the other tests is not for them.
+    for name in ("JAX_NUMPY_DTYPE_PROMOTION", "JAX_NUMPY_RANK_PROMOTION"):
+        monkeypatch.delenv(name)
+    # Where a page has a store, it is one of this machine.
+    store = running_store() if page.stem == "scaling" else contextlib.nullcontext()
+    with store, jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        for example in document.examples():
+            example.evaluate()
+    # What a callback raises ends nothing, and is in the log alone.
+    assert [
+        text for text in caplog.messages if re.match("on_(stats|progress) has failed", text)
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("blocks", "error"),
+    [
+        ("```python\nprint(1)\n```\n```text\n2\n```\n", "is not what the block above it prints"),
+        ("```sh\npython -c 'raise SystemExit(3)'\n```\n", "raise SystemExit"),
+        ("```yaml\n- run: python absent.py\n```\n", "absent.py"),
+        ("```sh\nls\n```\n", "no command that could be tried"),
+    ],
+)
+def test_a_block_that_is_wrong_is_found(
+    blocks: str, error: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text(blocks)
+    document: Any = _examples(page)
+    with pytest.raises(AssertionError, match=error):  # noqa: PT012
+        for example in document.examples():
+            example.evaluate()
