@@ -19,7 +19,7 @@ from loader.fingerprint import ColumnDigest
 from loader.sources.digests import Cache
 from loader.sources.documents import borders_by_index, borders_by_token
 from loader.sources.file_source import FileSource
-from loader.sources.files import Data, FileRows, FileSet
+from loader.sources.files import Data, FileRows, FileSet, Names
 from loader.sources.numbered import NumberedNames
 from loader.sources.protocol import Field
 from loader.sources.read_ahead import ReadAhead
@@ -73,7 +73,9 @@ class TokenSource(FileSource):
         of llm.c's ``.bin`` files are read, and other files are flat tokens from their first byte. With a
         number no header is read.
       suffix: how the names of the folder's files end.
-      names: of the folder's files, in the order wanted; by default all, sorted.
+      names: of the folder's files, in the order wanted, or a pattern such as ``"train-*"``; by default
+        all, sorted, unless they are of several splits.
+      split: a word of the names of the files to read, such as ``"train"``.
       cache: where digests of files are kept, as for other sources of files; by default nowhere.
 
     Raises:
@@ -96,7 +98,8 @@ class TokenSource(FileSource):
         ids: WindowIds = "file:offset",
         header_bytes: int | None = None,
         suffix: str = ".bin",
-        names: Sequence[str] | None = None,
+        names: Names = None,
+        split: str | None = None,
         cache: Cache = None,
     ) -> None:
         window = _at_least_one("window", window)
@@ -110,7 +113,7 @@ class TokenSource(FileSource):
         self._batch_dtype = np.dtype(_one_of("batch_dtype", batch_dtype, _BATCH_DTYPES))
         self._width, self._pad = window + 1, rest == "pad"
 
-        files = FileSet.open(data, [suffix], names)
+        files = FileSet.open(data, [suffix], names, split)
         layouts = token_files(files, dtype, header_bytes)
         self._dtype = layouts[0].dtype
         self._limit = _limit(vocabulary, self._dtype, self._batch_dtype)
