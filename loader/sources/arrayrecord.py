@@ -51,8 +51,7 @@ class ArrayRecordSource(FileSource):
 
     Args:
       data: a file, or a folder with files ``*.array_record`` or ``*.arrayrecord`` somewhere below;
-        ``-00001-of-00008`` may follow. An open file takes 9 bytes of memory a record, and at most 256
-        are open.
+        ``-00001-of-00008`` may follow. An open file takes 9 bytes of memory a record.
       decode: how a record's bytes become arrays. ``None``: it is one of `encode_record`, of which
         thousands are decoded at once. A mapping: as ``None``, and these of its entries, which are
         bytes, are decoded by functions: ``{"image": loader.decode_image}``. A function: from a

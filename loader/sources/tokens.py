@@ -8,7 +8,6 @@ import hashlib
 import json
 import mmap
 import re
-import threading
 from collections.abc import Sequence
 from typing import Any, Final, Literal, NamedTuple
 
@@ -21,6 +20,7 @@ from loader.sources.documents import borders_by_index, borders_by_token
 from loader.sources.file_source import FileSource
 from loader.sources.files import Data, FileRows, FileSet, Names
 from loader.sources.numbered import NumberedNames
+from loader.sources.open_files import OpenFiles
 from loader.sources.protocol import Field
 from loader.sources.read_ahead import ReadAhead
 from loader.sources.remembered import RememberedTexts
@@ -31,8 +31,6 @@ Rest = Literal["drop", "pad"]
 WindowIds = Literal["file:offset", "row"]
 
 _BATCH_DTYPES: Final = ("int32", "int64", *DTYPES)
-#: A map keeps its file open, and a process may often have 1,024 files open.
-_MAX_MAPS: Final = 256
 _MAX_COUNT: Final = 1 << 62
 _OFFSET_ID: Final = re.compile(r"(.+):(0|[1-9][0-9]{0,17})", re.DOTALL)
 
@@ -160,17 +158,20 @@ class TokenSource(FileSource):
             found = mapped.windows[self._windows.offsets(rows)]
             tokens = found.view(self._dtype).reshape(len(rows), self._width)
             return {"tokens": self._checked(tokens, rows)}
-        files, places = self.file_rows.locate(rows)
+        groups = self.file_rows.groups(rows)
         starts, left = self._windows.place(rows)
-        numbers = files.tolist()
-        for number, place in dict(zip(numbers, places.tolist(), strict=True)).items():
-            self.files.check(number, place)
-            self._maps[number].ahead.advise(rows)
         lengths = np.minimum(left, self._width)
         tokens = np.zeros((len(rows), self._width), self._dtype)
-        each = zip(numbers, starts.tolist(), lengths.tolist(), strict=True)
-        for slot, (number, start, length) in enumerate(each):
-            tokens[slot, :length] = self._maps[number].tokens[start : start + length]
+        for group in groups:
+            self.files.check(group.file, int(group.rows[0]))
+            mapped = self._maps[group.file]
+            mapped.ahead.advise(rows)
+            places = group.places
+            each = zip(
+                places.tolist(), starts[places].tolist(), lengths[places].tolist(), strict=True
+            )
+            for slot, start, length in each:
+                tokens[slot, :length] = mapped.tokens[start : start + length]
         made = {"tokens": self._checked(tokens, rows)}
         return made | {"length": lengths.astype(np.int32)} if self._pad else made
 
@@ -216,12 +217,11 @@ class _Map(NamedTuple):
 
 
 class _Maps:
-    """Maps of files; the newest are kept."""
+    """Maps of files, each of which keeps its file open."""
 
     def __init__(self, files: FileSet, layouts: Sequence[TokenFile], width: int) -> None:
         self._files, self._layouts, self._width = files, layouts, width
-        self._kept: dict[int, _Map] = {}
-        self._lock = threading.Lock()
+        self._kept = OpenFiles[_Map]()
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         """So that a source can be sent to another process, which maps the files itself."""
@@ -238,10 +238,8 @@ class _Maps:
         windows: npt.NDArray[Any] = np.ndarray(
             count, np.dtype((np.void, width)), tokens, 0, (size,)
         )
-        with self._lock:
-            self._kept[number] = made = _Map(tokens, windows, ReadAhead(memory, width))
-            while len(self._kept) > _MAX_MAPS:
-                self._kept.pop(next(iter(self._kept)))
+        made = _Map(tokens, windows, ReadAhead(memory, width))
+        self._kept.put(number, made)
         return made
 
     def tokens(self, number: int) -> npt.NDArray[Any]:
