@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from loader.errors import DataChangedError
 from loader.memory import aligned, new_memory
 
 #: Arrays of at least so many bytes stand in memory that processes share.
@@ -144,19 +145,38 @@ def _mapping_of(array: npt.NDArray[Any]) -> tuple[Any, ...] | None:
     low_in_whole = low - whole.ctypes.data
     mapped = whole[low_in_whole : low_in_whole + high - low]
     try:
+        found = os.stat(root.filename)  # noqa: PTH116
         again = np.memmap(root.filename, np.uint8, "r", start, (high - low,))
     except (OSError, ValueError):
         return None
     # Another file may have that name by now.
     ends = slice(0, _COMPARED_BYTES), slice(-_COMPARED_BYTES, None)
-    if not all(np.array_equal(mapped[end], again[end]) for end in ends):
+    if not _same_file(low, again.ctypes.data) or not all(
+        np.array_equal(mapped[end], again[end]) for end in ends
+    ):
         return None
     first = array.ctypes.data - low
-    return root.filename, start, high - low, array.dtype, array.shape, array.strides, first
+    file = root.filename, (found.st_dev, found.st_ino)
+    return *file, start, high - low, array.dtype, array.shape, array.strides, first
+
+
+def _same_file(first: int, second: int) -> bool:
+    """Whether two addresses are mapped from one file, by the kernel's list; true on systems without one."""
+    try:
+        lines = pathlib.Path("/proc/self/maps").read_text(errors="replace").splitlines()
+    except OSError:
+        return True
+    files: dict[int, tuple[str, str]] = {}
+    for line in lines:  # such as "7f0000000000-7f0000001000 r--s 00000000 08:01 1234 /data/x.npy"
+        extent, _, _, device, inode = line.split(maxsplit=5)[:5]
+        start, stop = (int(address, 16) for address in extent.split("-"))
+        files |= {one: (device, inode) for one in (first, second) if start <= one < stop}
+    return files.get(first) == files.get(second)
 
 
 def _mapped(
     path: str | os.PathLike[str],
+    identity: tuple[int, int],
     start: int,
     length: int,
     dtype: np.dtype[Any],
@@ -164,8 +184,25 @@ def _mapped(
     strides: tuple[int, ...],
     first: int,
 ) -> npt.NDArray[Any]:
-    """An array over ``length`` bytes of a file from ``start`` on, its first element ``first`` bytes in."""
-    extent = np.memmap(path, np.uint8, "r", start, (length,))
+    """An array over ``length`` bytes of a file from ``start`` on, its first element ``first`` bytes in.
+
+    Raises:
+      DataChangedError: another file has that name by now, or none.
+    """
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 (NumPy maps an open file)
+            found = os.fstat(file.fileno())
+            if (found.st_dev, found.st_ino) != identity:
+                raise DataChangedError(
+                    f"file {os.fspath(path)!r}, of a memory-mapped array, was replaced: this process would read "
+                    "other records than the one that has the old file open. Open the source again, and resume "
+                    "from a checkpoint, which compares them"
+                )
+            extent = np.memmap(file, np.uint8, "r", start, (length,))
+    except FileNotFoundError as error:
+        raise DataChangedError(
+            f"file {os.fspath(path)!r}, of a memory-mapped array, is gone; put it back, or open the source again"
+        ) from error
     return np.ndarray(shape, dtype, extent, first, strides)
 
 

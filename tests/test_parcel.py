@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from loader import ArraySource, Mixture, NpySource, Pipeline, PipelineConfig, write_npy
+from loader.errors import DataChangedError
 from loader.parcel import SHARED_FROM_BYTES, Parcel, check_sendable, unpack
 
 LARGE = 10 * SHARED_FROM_BYTES
@@ -136,6 +137,32 @@ def test_file_replaced_or_gone_is_not_mapped_again(mapped: Any, tmp_path: pathli
         found, sizes = there_and_back(mapped)
         assert sizes[1:] == [wanted.nbytes]
         np.testing.assert_array_equal(found, wanted, strict=True)
+
+
+def test_file_that_differs_in_its_middle_is_not_mapped_again(
+    mapped: Any, tmp_path: pathlib.Path
+) -> None:
+    wanted = np.array(mapped)
+    other = wanted.copy()
+    other[len(other) // 2] += 1
+    np.save(tmp_path / "b.npy", other)
+    (tmp_path / "b.npy").rename(tmp_path / "a.npy")
+    np.testing.assert_array_equal(there_and_back(mapped)[0], wanted, strict=True)
+
+
+@pytest.mark.parametrize("change", ["replaced", "gone"])
+def test_file_replaced_after_it_was_sent_is_an_error(
+    mapped: Any, tmp_path: pathlib.Path, change: str
+) -> None:
+    parcel = Parcel(mapped)
+    if change == "gone":
+        (tmp_path / "a.npy").unlink()
+    else:
+        np.save(tmp_path / "b.npy", np.array(mapped))
+        (tmp_path / "b.npy").rename(tmp_path / "a.npy")
+    with pytest.raises(DataChangedError, match=r"a\.npy', of a memory-mapped array, "):
+        unpack(parcel.memory, parcel.sizes)
+    parcel.close()
 
 
 def test_private_changes_of_a_mapped_array_are_sent(mapped: Any, tmp_path: pathlib.Path) -> None:
