@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loader.batching import Batch
+from loader.errors import DataChangedError
 
 #: Arrays of at least this many bytes are shared instead of copied to each worker.
 SHARED_FROM_BYTES: Final = 1 << 16
@@ -250,6 +251,7 @@ def _mapping_of(array: npt.NDArray[Any]) -> tuple[Any, ...] | None:
     low_in_whole = low - whole.ctypes.data
     mapped = whole[low_in_whole : low_in_whole + high - low]
     try:
+        found = os.stat(root.filename)  # noqa: PTH116 (it may be bytes)
         again = np.memmap(root.filename, np.uint8, "r", start, (high - low,))
     except (OSError, ValueError):
         return None
@@ -258,7 +260,8 @@ def _mapping_of(array: npt.NDArray[Any]) -> tuple[Any, ...] | None:
     if not all(np.array_equal(mapped[end], again[end]) for end in ends):
         return None
     first = array.ctypes.data - low
-    return root.filename, start, high - low, array.dtype, array.shape, array.strides, first
+    file = root.filename, (found.st_dev, found.st_ino)
+    return *file, start, high - low, array.dtype, array.shape, array.strides, first
 
 
 def _is_file_of(address: int, path: str | os.PathLike[str]) -> bool:
@@ -281,6 +284,7 @@ def _is_file_of(address: int, path: str | os.PathLike[str]) -> bool:
 
 def _mapped(
     path: str | os.PathLike[str],
+    identity: tuple[int, int],
     start: int,
     length: int,
     dtype: np.dtype[Any],
@@ -288,8 +292,25 @@ def _mapped(
     strides: tuple[int, ...],
     first: int,
 ) -> npt.NDArray[Any]:
-    """An array over ``length`` bytes of a file from ``start`` on, its first element ``first`` bytes in."""
-    extent = np.memmap(path, np.uint8, "r", start, (length,))
+    """Map an array over ``length`` bytes of a file from ``start`` on, its first element ``first`` bytes in.
+
+    Raises:
+      DataChangedError: the file was replaced or removed after it was sent.
+    """
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 (NumPy maps an open file)
+            found = os.fstat(file.fileno())
+            if (found.st_dev, found.st_ino) != identity:
+                raise DataChangedError(
+                    f"file {os.fspath(path)!r}, of a memory-mapped array, was replaced: this process would read "
+                    "other records than the process that has the old file open. Open the source again, and "
+                    "resume from a checkpoint, which compares them"
+                )
+            extent = np.memmap(file, np.uint8, "r", start, (length,))
+    except FileNotFoundError as error:
+        raise DataChangedError(
+            f"file {os.fspath(path)!r}, of a memory-mapped array, is gone; restore it, or open the source again"
+        ) from error
     return np.ndarray(shape, dtype, extent, first, strides)
 
 

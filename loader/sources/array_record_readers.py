@@ -1,6 +1,5 @@
 """Readers of ArrayRecord files: opened when they are needed, a bounded number at a time, and checked."""
 
-import collections
 import logging
 import re
 import threading
@@ -9,21 +8,20 @@ from typing import Any, Final
 from loader.progress import Work
 from loader.reading.threads import Crew, in_order, usable_cores
 from loader.sources.files import FileSet
+from loader.sources.open_files import OpenFiles
 
 _log: Final = logging.getLogger(__name__)
 
 #: Neither read-ahead nor threads of its own, which reads of single records have no use for.
 _OPTIONS: Final = "readahead_buffer_size:0,max_parallelism:0"
-#: A reader keeps its file open, and a process may often have 1,024 files open.
-_MAX_READERS: Final = 256
 
 
 class Readers:
-    """Readers of files; those used last stay open."""
+    """Readers of files, each of which keeps its file open."""
 
     def __init__(self, files: FileSet) -> None:
         self._files = files
-        self._open: collections.OrderedDict[int, Any] = collections.OrderedDict()
+        self._open = OpenFiles[Any]()
         self._lock, self._warned = threading.Lock(), False
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
@@ -51,7 +49,7 @@ class Readers:
         try:
             found: list[bytes] = reader.read(rows)
         except RuntimeError as error:
-            self._forget(number)
+            self._open.drop(number)
             self._files.check(number, rows[0])
             row, why = self._failure(number, rows, error)
             raise ValueError(
@@ -72,16 +70,12 @@ class Readers:
         return rows[0], error
 
     def _reader(self, number: int, row: int) -> Any:
-        with self._lock:
-            if number in self._open:
-                self._open.move_to_end(number)
-                return self._open[number]
-        reader = self._opened(number, row)
-        with self._lock:
-            self._open[number] = reader
-            if len(self._open) > _MAX_READERS:
-                self._open.popitem(last=False)  # closed once no other thread reads with it
-            self._warn_of_groups(number, reader)
+        reader = self._open.get(number)
+        if reader is None:
+            reader = self._opened(number, row)
+            self._open.put(number, reader)
+            with self._lock:
+                self._warn_of_groups(number, reader)
         return reader
 
     def _opened(self, number: int, row: int) -> Any:
@@ -94,10 +88,6 @@ class Readers:
                 f"not closed by its writer: {_why(reader)}"
             )
         return reader
-
-    def _forget(self, number: int) -> None:
-        with self._lock:
-            self._open.pop(number, None)
 
     def _warn_of_groups(self, number: int, reader: Any) -> None:
         size = re.search(r"group_size:(\d+)", reader.writer_options_string() or "")

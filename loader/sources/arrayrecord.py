@@ -30,7 +30,7 @@ from loader.sources.decoding import (
 )
 from loader.sources.digests import Cache
 from loader.sources.file_source import FileSource
-from loader.sources.files import Data, FileRows, FileSet
+from loader.sources.files import Data, FileRows, FileSet, Names
 from loader.sources.identifiers import IdRule
 from loader.sources.new_paths import new_file
 from loader.sources.protocol import Field
@@ -51,8 +51,7 @@ class ArrayRecordSource(FileSource):
 
     Args:
       data: a file, or a folder with files ``*.array_record`` or ``*.arrayrecord`` somewhere below;
-        ``-00001-of-00008`` may follow. An open file takes 9 bytes of memory a record, and at most 256
-        are open.
+        ``-00001-of-00008`` may follow. An open file takes 9 bytes of memory a record.
       decode: how a record's bytes become arrays. ``None``: it is one of `encode_record`, of which
         thousands are decoded at once. A mapping: as ``None``, and these of its entries, which are
         bytes, are decoded by functions: ``{"image": loader.decode_image}``. A function: from a
@@ -64,7 +63,9 @@ class ArrayRecordSource(FileSource):
         ``decode`` gives strings, ``{"word": "U32"}``. By default as in the first record.
       ids: ``"file:row"``, ``"row"``, a function of rows, or the name of an entry, for which all
         records are read at once.
-      names: of the folder's files, in the order wanted; by default all, sorted.
+      names: of the folder's files, in the order wanted, or a pattern such as ``"train-*"``; by default
+        all, sorted, unless they are of several splits.
+      split: a word of the names of the files to read, such as ``"train"``.
       threads: how many decode where it takes time; by default one for each usable core. They end with
         the read.
       cache: where digests of files are kept; by default nowhere.
@@ -83,11 +84,12 @@ class ArrayRecordSource(FileSource):
         columns: Sequence[str] | None = None,
         fields: Mapping[str, Any] | None = None,
         ids: IdRule = "file:row",
-        names: Sequence[str] | None = None,
+        names: Names = None,
+        split: str | None = None,
         threads: int | None = None,
         cache: Cache = None,
     ) -> None:
-        files = FileSet.open(data, [".array_record", ".arrayrecord"], names)
+        files = FileSet.open(data, [".array_record", ".arrayrecord"], names, split)
         self._readers = Readers(files)
         self._decoding = _decoding(decode, check_threads(threads))
         counts = self._readers.counts()

@@ -5,6 +5,7 @@ path changes nothing. Their order is fixed: sorted by name, or as the caller gav
 """
 
 import dataclasses
+import fnmatch
 import itertools
 import logging
 import os
@@ -23,10 +24,18 @@ from loader.progress import Work
 #: What a source takes as its data: one file, or a folder with files somewhere below.
 Data = str | os.PathLike[str]
 
+#: Which of a folder's files a source reads: their names, or a pattern of them; by default all.
+Names = str | Sequence[str] | None
+
 _MAX_DEPTH: Final = 64
 _SHARD: Final = re.compile(r"-[0-9]+-of-[0-9]+$")
 _NUMBERED: Final = re.compile(r"-([0-9]{1,9})-of-([0-9]{1,9})(?=\.|$)")
 _MAX_SHARDS: Final = 1 << 20
+_SPLITS: Final = frozenset({"train", "val", "valid", "validation", "dev", "test", "eval"})
+_NOT_A_WORD: Final = re.compile(r"[^a-z]+")
+#: A folder of a partitioned table, such as ``year=2026/``.
+_PARTITION: Final = re.compile(r"(?:^|/)([^/=]+)=[^/]*(?=/)")
+_TABLE_LOGS: Final = ("_delta_log", "_hudi", ".hoodie")
 _log: Final = logging.getLogger(__name__)
 
 
@@ -83,21 +92,30 @@ class FileSet:
     states: tuple[FileState, ...]
 
     @classmethod
-    def open(cls, data: Data, suffixes: Sequence[str], names: Sequence[str] | None = None) -> Self:
+    def open(
+        cls,
+        data: Data,
+        suffixes: Sequence[str],
+        names: Names = None,
+        split: str | None = None,
+    ) -> Self:
         """Looks at the files of a data set, and reads none of them.
 
         Args:
           data: a file, whatever its name, or a folder.
           suffixes: how the names of a folder's files end, such as ``[".parquet"]``; after it may stand
-            which shard it is, as in ``x.parquet-00001-of-00008``. Names that begin with a dot are left
-            out, folders' too. Links are followed.
-          names: of the files in the folder, in the order wanted; by default all of them, sorted.
+            which shard it is, as in ``x.parquet-00001-of-00008``. Files and folders whose names begin
+            with a dot or an underscore are left out. Links are followed.
+          names: of the files in the folder, in the order wanted; or a pattern such as ``"train-*"``, in
+            which ``*`` stands for any text. By default all files, sorted.
+          split: a word of the names of the files to read, such as ``"train"``.
 
         Raises:
           FileNotFoundError: there is no such file or folder.
-          TypeError: the data or names are none.
-          ValueError: no file is found, a name leads out of the folder or comes twice, something is not
-            a file, or links lead round in a circle.
+          TypeError: the data, names or split are none.
+          ValueError: no file is found, the files are of several splits or of partitions and neither names
+            nor split chooses among them, a name leads out of the folder or comes twice, something is not a
+            file, or links lead round in a circle.
           OSError: a file or folder cannot be looked at.
         """
         if not isinstance(data, str | os.PathLike):
@@ -105,21 +123,26 @@ class FileSet:
                 f"data must be the path of a file or folder, not {data!r:.80}; several files of a folder are "
                 "given as names"
             )
-        if isinstance(names, str) or not isinstance(names, Iterable | None):
-            raise TypeError(f"names must be a list of names of files, not {names!r:.80}")
+        if not isinstance(names, Iterable | None):
+            raise TypeError(
+                f"names must be a list of names of files, or a pattern, not {names!r:.80}"
+            )
+        if split is not None and (not isinstance(split, str) or not words_of(split)):
+            raise TypeError(f'split must be a word such as "train", not {split!r:.80}')
         path = pathlib.Path(data).absolute()  # wherever the program changes to
         if not path.exists():
             raise FileNotFoundError(f"there is no file or folder {str(path)!r}")
         if path.is_dir():
             root = path
-            if names is None:
-                names = sorted(_below(path, "", tuple(suffixes), ()))
-                if not names:
-                    raise ValueError(f"{str(path)!r} holds no file {' or '.join(suffixes)}")
-                _warn_of_missing(path, names)
+            if names is None or isinstance(names, str):
+                names = _found(path, suffixes, names, split)
+            elif split is not None:
+                raise ValueError("split and a list of names both choose files; give one of them")
         else:
-            if names is not None:
-                raise ValueError(f"{str(path)!r} is a file: files are named in a folder")
+            if names is not None or split is not None:
+                raise ValueError(
+                    f"{str(path)!r} is a file: names and split choose among a folder's"
+                )
             root, names = path.parent, [path.name]
         checked = tuple(checked_name(name) for name in names)
         if not checked:
@@ -305,6 +328,92 @@ def checked_name(name: Any) -> str:
     return name
 
 
+def words_of(name: str) -> frozenset[str]:
+    """The words in a file's name: its runs of letters, in lower case."""
+    return frozenset(_NOT_A_WORD.split(name.lower())) - {""}
+
+
+def check_one_split(names: Iterable[str], where: str, how: str, chosen: str = "") -> None:
+    """Checks that names are not of several splits, such as train and test.
+
+    Names without such a word may be among them.
+
+    Args:
+      names: of files.
+      where: the folder, for the message.
+      how: to choose among them, for the message.
+      chosen: the split that was chosen, whose words all names have.
+
+    Raises:
+      ValueError: names differ in the words that name splits; lists them.
+    """
+    examples: dict[frozenset[str], str] = {}
+    for name in names:
+        if words := (words_of(name) & _SPLITS) - words_of(chosen):
+            examples.setdefault(words, name)
+    if len(examples) > 1:
+        found = ", ".join(f"{'/'.join(sorted(words))} ({name})" for words, name in examples.items())
+        raise ValueError(
+            f"{where} holds files of several splits: {found}. Read together, data that is held out would be "
+            f"trained on; {how}"
+        )
+
+
+def _found(
+    root: pathlib.Path, suffixes: Sequence[str], pattern: str | None, split: str | None
+) -> list[str]:
+    """The names of a folder's files, sorted."""
+    where = repr(str(root))
+    every = sorted(_below(root, "", tuple(suffixes), ()))
+    if not every:
+        raise ValueError(
+            f"{where} holds no file {' or '.join(suffixes)} (names that begin with . or _ are left out)"
+        )
+    names = every
+    if pattern is not None:
+        names = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+    if split is not None:
+        names = [name for name in names if words_of(split) <= words_of(name)]
+    if not names:
+        wanted = " and ".join(
+            f"{kind} {value!r}" for kind, value in (("names", pattern), ("split", split)) if value
+        )
+        listed = ", ".join(every[:5]) + (f", and {len(every) - 5} more" if len(every) > 5 else "")
+        raise ValueError(f"{where} holds no file for {wanted}; it holds {listed}")
+    if pattern is None:
+        check_one_split(
+            names,
+            where,
+            'choose one, such as split="train", or give names, a list or a pattern; names="*" reads all',
+            split or "",
+        )
+        _check_not_partitioned(where, names)
+        _warn_of_log(root)
+    _warn_of_missing(root, names)
+    return names
+
+
+def _check_not_partitioned(where: str, names: Sequence[str]) -> None:
+    for name in names:
+        if columns := _PARTITION.findall(name):
+            raise ValueError(
+                f"{where} is a partitioned table: the values of {' and '.join(map(repr, columns))} are in the names "
+                f"of folders, as in {name}, which are not read. Write the column to the files, give the folder of "
+                'one partition, or read all without the column: names="*"'
+            )
+
+
+def _warn_of_log(root: pathlib.Path) -> None:
+    for log in _TABLE_LOGS:
+        if (root / log).is_dir():
+            _log.warning(
+                "%s is a table with a log, %s, which is not read: files of older versions are read too. Give "
+                "names, those of the version wanted",
+                root,
+                log,
+            )
+
+
 def _below(
     folder: pathlib.Path, prefix: str, suffixes: tuple[str, ...], above: tuple[tuple[int, int], ...]
 ) -> Iterator[str]:
@@ -314,7 +423,7 @@ def _below(
         raise ValueError(f"links in {str(folder)!r} lead round in a circle")
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.startswith("."):
+            if entry.name.startswith((".", "_")):
                 continue
             if entry.is_dir():
                 inner = folder / entry.name

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from loader.identity.fingerprint import check_ids, read_fields, read_ids
 from loader.progress import Work, counted
-from loader.sources.files import checked_name
+from loader.sources.files import check_one_split, checked_name
 from loader.sources.new_paths import new_folder
 from loader.sources.protocol import Field, RecordSource, check_source, is_extended
 
@@ -68,7 +68,8 @@ class NpyFolder:
 
         Raises:
           FileNotFoundError: there is no such folder, or it holds neither.
-          ValueError: the description cannot be read, or there is no field; names the file.
+          ValueError: the description cannot be read, or there is no field; names the file. Without a
+            description, files of several splits.
         """
         if not root.is_dir():
             raise FileNotFoundError(f"there is no folder {str(root)!r}")
@@ -104,12 +105,15 @@ class NpyFolder:
 
     @classmethod
     def _undescribed(cls, root: pathlib.Path) -> Self:
-        found = sorted(path.name for path in root.glob("*.npy") if not path.name.startswith("."))
+        found = sorted(
+            path.name for path in root.glob("*.npy") if not path.name.startswith((".", "_"))
+        )
         if not found:
             raise FileNotFoundError(f"{str(root)!r} holds no {DESCRIPTION} and no .npy file")
         fields = {name.removesuffix(".npy"): NpyField(name) for name in found if name != ID_FILE}
         if not fields:
             raise ValueError(f"{str(root)!r} holds {ID_FILE} alone, and no field")
+        check_one_split(fields, repr(str(root)), "move each to a folder of its own")
         return cls(fields, ID_FILE if ID_FILE in found else None, None)
 
     def text(self) -> str:

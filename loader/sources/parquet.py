@@ -13,7 +13,7 @@ from loader.sources.decoding import Decode, check_decoders, check_threads, name_
 from loader.sources.digests import Cache
 from loader.sources.extras import needed
 from loader.sources.file_source import FileSource
-from loader.sources.files import Data, FileRows, FileSet
+from loader.sources.files import Data, FileRows, FileSet, Names
 from loader.sources.identifiers import IdRule
 from loader.sources.row_groups import RowGroups, damaged, footers, opened, pyarrow, row_name
 
@@ -41,7 +41,9 @@ class ParquetSource(FileSource):
       fields: dtype and per-record shape, where a column's type does not tell it: ``{"word": "U32"}``
         are up to 32 characters. By default lists and decoded values are as in the first record.
       ids: ``"file:row"``, ``"row"``, a function of rows, or a column of integers or strings.
-      names: of the folder's files, in the order wanted; by default all, sorted.
+      names: of the folder's files, in the order wanted, or a pattern such as ``"train-*"``; by default
+        all, sorted, unless they are of several splits.
+      split: a word of the names of the files to read, such as ``"train"``.
       cache_bytes: how much memory decoded row groups may take.
       threads: how many decode; by default one for each usable core. They end with the read.
       cache: where digests of files are kept; by default nowhere.
@@ -61,7 +63,8 @@ class ParquetSource(FileSource):
         decode: Mapping[str, Decode] | None = None,
         fields: Mapping[str, Any] | None = None,
         ids: IdRule = "file:row",
-        names: Sequence[str] | None = None,
+        names: Names = None,
+        split: str | None = None,
         cache_bytes: int = 1 << 30,
         threads: int | None = None,
         cache: Cache = None,
@@ -69,7 +72,7 @@ class ParquetSource(FileSource):
         needed("pyarrow.parquet", "parquet")
         if isinstance(cache_bytes, bool) or not isinstance(cache_bytes, int) or cache_bytes < 0:
             raise ValueError(f"cache_bytes must be a number of bytes, not {cache_bytes!r:.80}")
-        files = FileSet.open(data, [".parquet"], names)
+        files = FileSet.open(data, [".parquet"], names, split)
         with opened(files, 0, 0) as first:
             schema = first.schema_arrow
         wanted = chosen_columns(dict.fromkeys(schema.names), columns, ids)

@@ -1,14 +1,13 @@
-"""Windows of token ids from flat files, such as nanoGPT's ``.bin``.
+"""Windows of token ids from files of tokens, such as nanoGPT's ``.bin``.
 
-A file is nothing but token ids, little-endian, one after another. It is memory-mapped: opening costs
-nothing by its size, and a batch touches the pages of its own windows alone.
+Files are memory-mapped: opening one costs the same at any size, and a batch reads only the pages of
+its own windows.
 """
 
 import hashlib
 import json
 import mmap
 import re
-import threading
 from collections.abc import Sequence
 from typing import Any, Final, Literal, NamedTuple
 
@@ -19,20 +18,19 @@ from loader.identity.fingerprint import ColumnDigest
 from loader.sources.digests import Cache
 from loader.sources.documents import borders_by_index, borders_by_token
 from loader.sources.file_source import FileSource
-from loader.sources.files import Data, FileRows, FileSet
+from loader.sources.files import Data, FileRows, FileSet, Names
 from loader.sources.numbered import NumberedNames
+from loader.sources.open_files import OpenFiles
 from loader.sources.protocol import Field
 from loader.sources.read_ahead import ReadAhead
 from loader.sources.remembered import RememberedTexts
+from loader.sources.token_files import DTYPES, TokenFile, token_files
 from loader.sources.windows import Windows
 
 Rest = Literal["drop", "pad"]
 WindowIds = Literal["file:offset", "row"]
 
-_FILE_DTYPES: Final = ("uint8", "uint16", "uint32")
-_BATCH_DTYPES: Final = ("int32", "int64", *_FILE_DTYPES)
-#: A map keeps its file open, and a process may often have 1,024 files open.
-_MAX_MAPS: Final = 256
+_BATCH_DTYPES: Final = ("int32", "int64", *DTYPES)
 _MAX_COUNT: Final = 1 << 62
 _OFFSET_ID: Final = re.compile(r"(.+):(0|[1-9][0-9]{0,17})", re.DOTALL)
 
@@ -52,7 +50,8 @@ class TokenSource(FileSource):
     Args:
       data: a file, or a folder with files somewhere below.
       window: how many tokens a model is trained on at once, at least 1.
-      dtype: of the files: ``"uint8"``, ``"uint16"`` or ``"uint32"``.
+      dtype: of the files: ``"uint8"``, ``"uint16"`` or ``"uint32"``, little-endian. By default the dtype
+        in a file's header, and uint16 for a file without one.
       stride: tokens from one window's start to the next one's; by default ``window``.
       documents: how documents are told apart. ``None``: they are not, as in nanoGPT. A token id: that
         of the last token of each document; all files are read once to find it. A suffix such as
@@ -68,14 +67,19 @@ class TokenSource(FileSource):
       ids: ``"file:offset"``, such as ``shard-0.bin:1048576``: the file's name relative to the folder,
         and where in it the window begins, in tokens. ``"row"``: int64, the number over all files,
         which costs less.
+      header_bytes: bytes before the first token of each file. By default the headers of ``.npy`` files and
+        of llm.c's ``.bin`` files are read, and other files are flat tokens from their first byte. With a
+        number no header is read.
       suffix: how the names of the folder's files end.
-      names: of the folder's files, in the order wanted; by default all, sorted.
+      names: of the folder's files, in the order wanted, or a pattern such as ``"train-*"``; by default
+        all, sorted, unless they are of several splits.
+      split: a word of the names of the files to read, such as ``"train"``.
       cache: where digests of files are kept, as for other sources of files; by default nowhere.
 
     Raises:
       FileNotFoundError, OSError: a file is not there, or cannot be read.
-      TypeError, ValueError: a bad argument; a file that is empty, is no whole number of tokens or holds
-        no window; an index that does not fit its file. Names the file, and the offset where there is one.
+      TypeError, ValueError: a bad argument; a file that is empty, is not a whole number of tokens, is of
+        another format or holds no window; an index that does not fit its file. Names the file.
     """
 
     def __init__(
@@ -83,30 +87,37 @@ class TokenSource(FileSource):
         data: Data,
         window: int,
         *,
-        dtype: str = "uint16",
+        dtype: str | None = None,
         stride: int | None = None,
         documents: int | str | None = None,
         rest: Rest = "drop",
         vocabulary: int | None = None,
         batch_dtype: str = "int32",
         ids: WindowIds = "file:offset",
+        header_bytes: int | None = None,
         suffix: str = ".bin",
-        names: Sequence[str] | None = None,
+        names: Names = None,
+        split: str | None = None,
         cache: Cache = None,
     ) -> None:
         window = _at_least_one("window", window)
         stride = window if stride is None else _at_least_one("stride", stride)
         _one_of("rest", rest, ("drop", "pad"))
         _one_of("ids", ids, ("file:offset", "row"))
-        self._dtype = np.dtype(_one_of("dtype", dtype, _FILE_DTYPES)).newbyteorder("<")
+        if dtype is not None:
+            _one_of("dtype", dtype, DTYPES)
+        if header_bytes is not None:
+            header_bytes = _at_least("header_bytes", header_bytes, 0)
         self._batch_dtype = np.dtype(_one_of("batch_dtype", batch_dtype, _BATCH_DTYPES))
-        self._limit = _limit(vocabulary, self._dtype, self._batch_dtype)
-        documents = _documents(documents, self._dtype, self._limit)
         self._width, self._pad = window + 1, rest == "pad"
 
-        files = FileSet.open(data, [suffix], names)
-        self._maps = _Maps(files, self._dtype, window + 1)
-        lengths = [_length(files, number, self._dtype) for number in range(len(files))]
+        files = FileSet.open(data, [suffix], names, split)
+        layouts = token_files(files, dtype, header_bytes)
+        self._dtype = layouts[0].dtype
+        self._limit = _limit(vocabulary, self._dtype, self._batch_dtype)
+        documents = _documents(documents, self._dtype, self._limit)
+        self._maps = _Maps(files, layouts, window + 1)
+        lengths = [one.length for one in layouts]
         borders, index_digest = [np.array([0, length], np.int64) for length in lengths], None
         if isinstance(documents, str):
             borders, index_digest = borders_by_index(files, lengths, documents)
@@ -123,6 +134,7 @@ class TokenSource(FileSource):
             "dtype": self._dtype.name,
             "window": window,
             "stride": stride,
+            "header_bytes": header_bytes,
         }
         reading |= {"documents": documents, "index": index_digest, "rest": rest}
         super().__init__(
@@ -146,17 +158,20 @@ class TokenSource(FileSource):
             found = mapped.windows[self._windows.offsets(rows)]
             tokens = found.view(self._dtype).reshape(len(rows), self._width)
             return {"tokens": self._checked(tokens, rows)}
-        files, places = self.file_rows.locate(rows)
+        groups = self.file_rows.groups(rows)
         starts, left = self._windows.place(rows)
-        numbers = files.tolist()
-        for number, place in dict(zip(numbers, places.tolist(), strict=True)).items():
-            self.files.check(number, place)
-            self._maps[number].ahead.advise(rows)
         lengths = np.minimum(left, self._width)
         tokens = np.zeros((len(rows), self._width), self._dtype)
-        each = zip(numbers, starts.tolist(), lengths.tolist(), strict=True)
-        for slot, (number, start, length) in enumerate(each):
-            tokens[slot, :length] = self._maps[number].tokens[start : start + length]
+        for group in groups:
+            self.files.check(group.file, int(group.rows[0]))
+            mapped = self._maps[group.file]
+            mapped.ahead.advise(rows)
+            places = group.places
+            each = zip(
+                places.tolist(), starts[places].tolist(), lengths[places].tolist(), strict=True
+            )
+            for slot, start, length in each:
+                tokens[slot, :length] = mapped.tokens[start : start + length]
         made = {"tokens": self._checked(tokens, rows)}
         return made | {"length": lengths.astype(np.int32)} if self._pad else made
 
@@ -202,42 +217,41 @@ class _Map(NamedTuple):
 
 
 class _Maps:
-    """Maps of files; the newest are kept."""
+    """Maps of files, each of which keeps its file open."""
 
-    def __init__(self, files: FileSet, dtype: np.dtype[Any], width: int) -> None:
-        self._files, self._dtype, self._width = files, dtype, width
-        self._kept: dict[int, _Map] = {}
-        self._lock = threading.Lock()
+    def __init__(self, files: FileSet, layouts: Sequence[TokenFile], width: int) -> None:
+        self._files, self._layouts, self._width = files, layouts, width
+        self._kept = OpenFiles[_Map]()
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         """So that a source can be sent to another process, which maps the files itself."""
-        return type(self), (self._files, self._dtype, self._width)
+        return type(self), (self._files, self._layouts, self._width)
 
     def __getitem__(self, number: int) -> _Map:
         kept = self._kept.get(number)
         return self._make(number) if kept is None else kept
 
     def _make(self, number: int) -> _Map:
-        memory = self._mapped(number)
-        tokens = np.frombuffer(memory, self._dtype)
-        count, width = max(len(tokens) - self._width + 1, 0), self._width * self._dtype.itemsize
+        tokens, memory = self._mapped(number)
+        size = tokens.dtype.itemsize
+        count, width = max(len(tokens) - self._width + 1, 0), self._width * size
         windows: npt.NDArray[Any] = np.ndarray(
-            count, np.dtype((np.void, width)), tokens, 0, (self._dtype.itemsize,)
+            count, np.dtype((np.void, width)), tokens, 0, (size,)
         )
-        with self._lock:
-            self._kept[number] = made = _Map(tokens, windows, ReadAhead(memory, width))
-            while len(self._kept) > _MAX_MAPS:
-                self._kept.pop(next(iter(self._kept)))
+        made = _Map(tokens, windows, ReadAhead(memory, width))
+        self._kept.put(number, made)
         return made
 
     def tokens(self, number: int) -> npt.NDArray[Any]:
         """A file's tokens, in a map of their own."""
-        return np.frombuffer(self._mapped(number), self._dtype)
+        return self._mapped(number)[0]
 
-    def _mapped(self, number: int) -> mmap.mmap:
+    def _mapped(self, number: int) -> tuple[npt.NDArray[Any], mmap.mmap]:
+        layout = self._layouts[number]
         with open(self._files.path(number), "rb") as file:  # noqa: PTH123 (of 10,000 files)
             self._files.check(number, fd=file.fileno())
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return np.frombuffer(memory, layout.dtype, layout.length, layout.start), memory
 
 
 class _OffsetIds:
@@ -269,18 +283,6 @@ class _OffsetIds:
         parts = _OFFSET_ID.fullmatch(one) if isinstance(one, str) else None
         number = self._numbers.get(parts[1]) if parts else None
         return -1 if parts is None or number is None else self._windows.row(number, int(parts[2]))
-
-
-def _length(files: FileSet, number: int, dtype: np.dtype[Any]) -> int:
-    """How many tokens a file holds."""
-    tokens, rest = divmod(files.states[number].size, dtype.itemsize)
-    if rest:
-        raise ValueError(
-            f"file {files.names[number]} holds {files.states[number].size} bytes, and a token of "
-            f"{dtype.name} has {dtype.itemsize}: there are {rest} too many after byte "
-            f"{tokens * dtype.itemsize}. The file is cut, or has another dtype"
-        )
-    return tokens
 
 
 def _check_windows(
@@ -316,10 +318,14 @@ def _documents(documents: Any, dtype: np.dtype[Any], limit: int | None) -> int |
 
 
 def _at_least_one(name: str, value: Any) -> int:
+    return _at_least(name, value, 1)
+
+
+def _at_least(name: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name} must be an integer, not {value!r:.80}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, not {value}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value}")
     if value > _MAX_COUNT:
         raise ValueError(f"{name} must be at most 2**62, and is larger")
     return int(value)

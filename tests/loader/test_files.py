@@ -105,13 +105,99 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path, name: An
         FileSet.open(tmp_path, [".bin"], [name])
 
 
-@pytest.mark.parametrize("names", ["a.bin", 3])
-def test_names_are_a_list(tmp_path: Path, names: Any) -> None:
-    make(tmp_path, a_bin=1)
-    with pytest.raises(TypeError, match="names must be a list of names of files, not"):
-        FileSet.open(tmp_path, [".bin"], names)
+def test_names_are_a_list_or_a_pattern(tmp_path: Path) -> None:
+    make(tmp_path, a_bin=1, b__a_bin=1)
+    with pytest.raises(TypeError, match="names must be a list of names of files, or a pattern"):
+        FileSet.open(tmp_path, [".bin"], 3)  # type: ignore[arg-type]
+    assert FileSet.open(tmp_path, [".bin"], "b*").names == ("b/a.bin",)
+    with pytest.raises(ValueError, match=r"no file for names 'c\*'; it holds a\.bin, b/a\.bin"):
+        FileSet.open(tmp_path, [".bin"], "c*")
     with pytest.raises(ValueError, match="names holds no name"):
         FileSet.open(tmp_path, [".bin"], [])
+
+
+def placed(root: Path, *names: str) -> Path:
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+    return root
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["train.bin", "val.bin"],
+        ["train-00000-of-00001.bin", "validation-00000-of-00001.bin"],
+        ["data/train/0.bin", "data/test/0.bin", "other.bin"],
+        ["edufineweb_val_000000.bin", "edufineweb_train_000001.bin"],
+        ["Dev1.bin", "EVAL1.bin"],
+    ],
+)
+def test_splits_are_not_mixed(tmp_path: Path, names: list[str]) -> None:
+    placed(tmp_path, *names)
+    with pytest.raises(ValueError, match="files of several splits") as caught:
+        FileSet.open(tmp_path, [".bin"])
+    assert all(name in str(caught.value) for name in names[:2])
+    assert 'split="train"' in str(caught.value)
+    assert FileSet.open(tmp_path, [".bin"], names).names == tuple(names)
+    assert FileSet.open(tmp_path, [".bin"], "*").names == tuple(sorted(names))
+
+
+def test_a_split_is_chosen_by_its_word(tmp_path: Path) -> None:
+    names = ["train-0.bin", "train/1.bin", "training.bin", "test.bin", "x_train_sft.bin"]
+    placed(tmp_path, *names)
+    assert FileSet.open(tmp_path, [".bin"], split="train").names == (
+        "train-0.bin",
+        "train/1.bin",
+        "x_train_sft.bin",
+    )
+    assert FileSet.open(tmp_path, [".bin"], split="train_sft").names == ("x_train_sft.bin",)
+    with pytest.raises(ValueError, match="no file for split 'eval'"):
+        FileSet.open(tmp_path, [".bin"], split="eval")
+    with pytest.raises(ValueError, match="give one of them"):
+        FileSet.open(tmp_path, [".bin"], ["test.bin"], "test")
+    with pytest.raises(ValueError, match="choose among a folder's"):
+        FileSet.open(tmp_path / "test.bin", [".bin"], split="test")
+    with pytest.raises(TypeError, match="split must be a word"):
+        FileSet.open(tmp_path, [".bin"], split="")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["a.bin", "train.bin"],
+        ["devtools.bin", "training.bin", "contest.bin"],
+        ["eval/train/0.bin", "eval/train/1.bin"],
+    ],
+)
+def test_other_names_may_mix(tmp_path: Path, names: list[str]) -> None:
+    assert FileSet.open(placed(tmp_path, *names), [".bin"]).names == tuple(sorted(names))
+
+
+def test_splits_within_the_chosen_one_are_not_mixed(tmp_path: Path) -> None:
+    placed(tmp_path, "train/val/0.bin", "train/test/0.bin", "train/1.bin")
+    with pytest.raises(ValueError, match=r"test \(train/test/0\.bin\), val \(train/val/0\.bin\)"):
+        FileSet.open(tmp_path, [".bin"], split="train")
+
+
+def test_names_that_begin_with_an_underscore_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    placed(tmp_path, "a.bin", "_tmp.bin", "_temporary/0/a.bin", "_delta_log/0.bin", ".b.bin")
+    assert FileSet.open(tmp_path, [".bin"]).names == ("a.bin",)
+    assert "table with a log, _delta_log" in caplog.text
+    assert FileSet.open(tmp_path, [".bin"], ["_tmp.bin"]).names == ("_tmp.bin",)
+    with pytest.raises(ValueError, match=r"that begin with \. or _ are"):
+        FileSet.open(placed(tmp_path / "other", "_a.bin"), [".bin"])
+
+
+def test_a_partitioned_table_is_refused_as_its_columns_are_not_read(tmp_path: Path) -> None:
+    placed(tmp_path, "year=2025/month=1/0.bin", "year=2026/month=2/0.bin", "a=b.bin")
+    with pytest.raises(ValueError, match="the values of 'year' and 'month' are in the names"):
+        FileSet.open(tmp_path, [".bin"])
+    assert len(FileSet.open(tmp_path, [".bin"], "*")) == 3
+    assert len(FileSet.open(tmp_path / "year=2025" / "month=1", [".bin"])) == 1
 
 
 @pytest.mark.parametrize("data", [None, ["a.bin"], b"a.bin", 3])
@@ -177,7 +263,7 @@ def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
     make(tmp_path, a_bin=1)
     refused(FileNotFoundError, r"there is no file 'b\.bin'", "a.bin", "b.bin")
     refused(ValueError, r"file a\.bin is named twice", "a.bin", "a.bin")
-    with pytest.raises(ValueError, match="is a file: files are named in a folder"):
+    with pytest.raises(ValueError, match="is a file: names and split choose among"):
         FileSet.open(tmp_path / "a.bin", [".bin"], ["a.bin"])
     make(tmp_path, b_bin=0)
     refused(ValueError, r"file b\.bin in .* is empty")

@@ -363,3 +363,12 @@ def test_what_is_there_is_not_written_over(tmp_path: Path, kind: str) -> None:
     with pytest.raises(FileExistsError, match="is there already"):
         write_npy(loader.ArraySource({"x": LABEL}), target)
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_a_folder_without_a_description_holds_one_split(tmp_path: Path) -> None:
+    for name in ("x_train", "x_test", "_scratch"):
+        np.save(tmp_path / f"{name}.npy", np.arange(3))
+    with pytest.raises(ValueError, match=r"test \(x_test\), train \(x_train\).* folder of its own"):
+        loader.NpySource(tmp_path)
+    (tmp_path / "x_test.npy").unlink()
+    assert list(loader.NpySource(tmp_path).fields) == ["x_train"]

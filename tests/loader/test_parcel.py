@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from loader import ArraySource, Mixture, NpySource, Pipeline, PipelineConfig, write_npy
+from loader.errors import DataChangedError
 from loader.reading.parcel import (
     SHARED_FROM_BYTES,
     BatchMemory,
@@ -158,6 +159,21 @@ def test_file_with_the_same_ends_in_place_of_the_mapped_one_is_not_mapped(
     found, sizes = there_and_back(mapped)
     np.testing.assert_array_equal(found, wanted, strict=True)
     assert sizes[1:] == [wanted.nbytes]
+
+
+@pytest.mark.parametrize("change", ["replaced", "gone"])
+def test_file_replaced_after_it_was_sent_is_an_error(
+    mapped: Any, tmp_path: pathlib.Path, change: str
+) -> None:
+    parcel = Parcel(mapped)
+    if change == "gone":
+        (tmp_path / "a.npy").unlink()
+    else:
+        np.save(tmp_path / "b.npy", np.array(mapped))
+        (tmp_path / "b.npy").rename(tmp_path / "a.npy")
+    with pytest.raises(DataChangedError, match=r"a\.npy', of a memory-mapped array, "):
+        unpack(parcel.memory, parcel.sizes)
+    parcel.close()
 
 
 def test_private_changes_of_a_mapped_array_are_sent(mapped: Any, tmp_path: pathlib.Path) -> None:

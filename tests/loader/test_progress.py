@@ -389,8 +389,6 @@ def test_watching_changes_no_digest(told: list[Progress]) -> None:
     assert told
     with ThreadPoolExecutor(1) as pool:  # begun in another thread, whose work nobody watches
         told.clear()
-        assert (
-            pool.submit(functools.partial(loader.fingerprint, source())).result() == found
-        )
+        assert pool.submit(functools.partial(loader.fingerprint, source())).result() == found
     assert told == []
     assert json.dumps(found.to_dict())

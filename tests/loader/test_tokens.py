@@ -1,5 +1,6 @@
 """Windows of tokens from flat files: the right ones, under IDs that name their places, and clear faults."""
 
+import gc
 import itertools
 import os
 import pickle
@@ -14,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import loader
-from loader.sources import tokens as tokens_module
+from loader.sources import open_files
 
 END = 99
 
@@ -219,12 +220,13 @@ def test_a_source_goes_to_another_process(root: Path) -> None:
 def test_more_files_are_read_than_are_kept_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokens_module, "_MAX_MAPS", 3)
+    monkeypatch.setattr(open_files, "budget", lambda: 3)
+    gc.collect()
     data = written(tmp_path, *([number, 0, 0] for number in range(9)))
     source = loader.TokenSource(data, 2)
     for _ in range(2):
         assert everything(source)[1]["tokens"][:, 0].tolist() == list(range(9))
-    assert len(source._maps._kept) == 3
+    assert len(source._maps._kept) <= 3
 
 
 # Identity
