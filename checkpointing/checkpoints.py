@@ -31,6 +31,7 @@ from jax.experimental import multihost_utils
 
 from checkpointing.differences import check_allow, match
 from checkpointing.errors import CheckpointDamagedError, CheckpointMismatchError
+from checkpointing.leaf_checks import LeafChecks
 from checkpointing.manifest import (
     Identity,
     Manifest,
@@ -49,15 +50,19 @@ from checkpointing.storage.directory import (
 from checkpointing.together.processes import ElsewhereError, Processes
 from checkpointing.together.signals import StopRequest, stop_requests
 from checkpointing.train_state import (
-    Leaf,
-    copies_in,
+    LeafSpec,
+    as_saved,
+    check_begins_at_zero,
+    check_step,
     describe,
+    differing_kinds,
     from_stored,
     is_abstract,
+    leaves_by_path,
     pointer,
-    step_of,
     stored_at,
     stored_templates,
+    to_arrays,
     to_stored,
 )
 from loader import (
@@ -313,7 +318,8 @@ class Checkpoints:
                 f"{self._shown} holds no checkpoint, and the train state has shapes without "
                 "values; pass the train state that the run begins with"
             )
-        _check_step(train_state, 0, f"a new run in {self._shown}")
+        check_begins_at_zero(train_state, self._shown)
+        self._check_copies(train_state)
         run = self._begin(identity, train_state, iterate, None, {})
         self._tell_of_begin(None, run.batches, took)
         return run
@@ -322,7 +328,13 @@ class Checkpoints:
         """Saves train state and position, in the background, at multiples of ``save_every`` steps.
 
         The step is the number of batches that ``batches`` has delivered. When this returns, the
-        caller may overwrite, donate or delete everything it passed.
+        caller may overwrite, donate or delete everything it passed, with one exception on the CPU: a JAX
+        array may share its memory with a NumPy array (`jax.device_put` of an aligned one, DLPack). Do not
+        write to that NumPy array until `wait` returns, or give JAX a copy. The save fails if a sample of
+        the values, taken before this returns, has changed when the leaf has been written.
+
+        A leaf that is replicated on several devices or processes must be equal on all of them. The save
+        fails if their checksums, which are compared in the background, differ.
 
         Args:
           batches: the iterator from `resume`.
@@ -339,13 +351,16 @@ class Checkpoints:
             checkpoints are intact. Of several processes each raises it at the next save that is
             due, or where it waits for the saves.
           TypeError, ValueError: ``batches`` is not from this run, or the train state is not one
-            that could be resumed (other leaves than at `resume`, or another step).
+            that could be resumed (another step, or other leaves than at `resume`, apart from numbers that
+            a jitted step made arrays). The first call checks the leaves, even if no save is due.
           SystemExit: inside `stop_on_signals`, after a signal.
         """
         called = time.monotonic()
         resumed = self._check_batches(batches)
         position = batches.position
         step = position.step
+        if not resumed.are_leaves_checked:
+            _check_leaves(resumed, train_state, step)
         stopped_by = self._stop_signal(step)
         begun = False
         if force or stopped_by is not None or (step > 0 and step % self._save_every == 0):
@@ -405,14 +420,8 @@ class Checkpoints:
         called: float,
     ) -> None:
         step = position.step
-        leaves = describe(train_state)
-        changed = list(_diff_leaves(resumed.identity.train_state, leaves))
-        if changed:
-            raise ValueError(
-                f"the train state at step {step} is not like the one that was passed to resume, and "
-                "could not be resumed: " + "; ".join(changed)
-            )
-        _check_step(train_state, step, f"the iterator of {self._shown}")
+        leaves = _check_leaves(resumed, train_state, step)
+        check_step(train_state, step, f"the iterator of {self._shown}")
         if self._writer.last_step is not None and step < self._writer.last_step:
             raise ValueError(
                 f"step {step} comes before step {self._writer.last_step}, which is saved already: the "
@@ -421,10 +430,25 @@ class Checkpoints:
         if self._processes.is_first:
             self._make_way(step)
         self._damaged.pop(step, None)
-        stored = to_stored(train_state, several_processes=self._processes.are_several)
+        arrays, checks = self._arrays_of(train_state)
+        stored = to_stored(train_state, arrays)
         identity = dataclasses.replace(resumed.identity, train_state=leaves)
         manifest = self._manifest(identity, resumed.history, resumed.batches)
-        self._writer.begin(number, manifest, stored, self._damaged, called)
+        self._writer.begin(number, manifest, stored, self._damaged, called, checks)
+
+    def _arrays_of(self, train_state: Any) -> tuple[dict[str, Any], LeafChecks]:
+        leaves = leaves_by_path(train_state)
+        arrays = to_arrays(leaves, several_processes=self._processes.are_several)
+        return arrays, LeafChecks(leaves, arrays)
+
+    def _check_copies(self, train_state: Any) -> None:
+        """Raise ValueError if copies of a leaf differ between devices or processes."""
+        number = self._processes.number()
+
+        def check() -> None:
+            self._arrays_of(train_state)[1].check_copies(number, self._processes)
+
+        self._processes.together(number, "compare the train state", check)
 
     def _manifest(
         self, identity: Identity, history: tuple[Mapping[str, Any], ...], batches: StreamIterator
@@ -516,7 +540,9 @@ class Checkpoints:
                 )
             self._has_turn = True
             try:
-                yield
+                # What a save and a resume transfer is meant, whatever jax_transfer_guard says.
+                with jax.transfer_guard("allow"):
+                    yield
             finally:
                 self._has_turn = False
 
@@ -577,6 +603,7 @@ class Checkpoints:
         try:
             path, leaves = self._directory.step_path(found.step), found.identity.train_state
             several = self._processes.are_several
+            train_state = as_saved(train_state, leaves)
             templates = stored_templates(train_state, several_processes=several)
             stored = _within(
                 self._directory.timeout_s,
@@ -592,7 +619,7 @@ class Checkpoints:
             raise RuntimeError(
                 f"{self._shown} step {found.step} is whole, but its train state cannot be read: {error}"
             ) from error
-        _check_step(restored, found.step, f"{self._shown} step {found.step}")
+        check_step(restored, found.step, f"{self._shown} step {found.step}")
         return restored
 
     def _begin(
@@ -607,6 +634,7 @@ class Checkpoints:
         if found and changes:
             position = dataclasses.asdict(found.position)
             history = (*history, {"position": position, "changed": changes})
+        identity = dataclasses.replace(identity, train_state=describe(train_state))
         batches = iterate(found.place.start if found else None, on_batch=self._step_log())
         self._resumed = _Resumed(identity, history, batches)
         self._writer.last_step = found.step if found else None
@@ -705,6 +733,7 @@ class _Resumed:
     identity: Identity
     history: tuple[Mapping[str, Any], ...]
     batches: StreamIterator
+    are_leaves_checked: bool = False
 
 
 class _Writer:
@@ -752,6 +781,7 @@ class _Writer:
         stored: Any,
         damaged: Collection[int],
         called: float,
+        checks: LeafChecks,
     ) -> None:
         """Takes a copy of everything and begins to write it; no other save may be under way.
 
@@ -761,10 +791,11 @@ class _Writer:
           stored: the arrays.
           damaged: steps that are known to be.
           called: when the caller was asked to save, by `time.monotonic`.
+          checks: of the leaves.
         """
         step = manifest.step
         path = epath.Path(self._directory.unfinished_path(step)) / TRAIN_STATE_ITEM
-        save = _Save(number, manifest, frozenset(damaged), _Arrays(path), called)
+        save = _Save(number, manifest, frozenset(damaged), _Arrays(path), called, checks)
         self._idle.clear()
         try:
             if self._processes.is_first:
@@ -806,8 +837,7 @@ class _Writer:
             self._orbax.synchronize_next_awaitable_signal_operation_id()
             what = ocp.args.PyTreeSave(stored, ocdbt_target_data_file_size=_file_bytes(stored))
             save.writing = _run(self._handler.async_save(save.arrays, args=what))
-            if self._processes.are_several:
-                save.copies = copies_in(stored)
+            save.checks.take_samples()
             self.last_step = save.manifest.step
             self._last_begun = save.number
             save.blocked_s = time.monotonic() - save.called
@@ -857,7 +887,8 @@ class _Writer:
         try:
             # Only then has the first process made the directory.
             together = functools.partial(self._processes.together, save.number)
-            together(_BEGIN_SAVE, lambda: None, lambda _: save.told())
+            check = functools.partial(save.checks.check_copies, save.number, self._processes)
+            together(_BEGIN_SAVE, check, lambda _: _told(save.manifest))
             save.arrays.gate.open()
             together("write a checkpoint", lambda: self._write(save))
             together("commit a checkpoint", lambda: self._commit_once(save))
@@ -896,6 +927,7 @@ class _Writer:
         failed = [error for error in errors if error is not None]
         if failed:  # only now, when nobody writes any more where the step is to be removed
             raise failed[0]
+        save.checks.check_samples()
         if self._processes.are_several:
             self._directory.seal_part(save.manifest.step, self._processes.index)
 
@@ -978,7 +1010,7 @@ class _Save:
       blocked_s: how long the caller had to wait.
       copied: opens when everything is.
       writing: what Orbax writes in the background; nothing before it has copied everything.
-      copies: arrays of which every process has one of its own, and the first one writes it.
+      checks: of the leaves.
     """
 
     def __init__(
@@ -988,19 +1020,15 @@ class _Save:
         damaged: frozenset[int],
         arrays: "_Arrays",
         called: float,
+        checks: LeafChecks,
     ) -> None:
         self.number = number
         self.manifest, self.damaged, self.arrays = manifest, damaged, arrays
         self.called, self.blocked_s = called, 0.0
+        self.checks = checks
         self.copied = _Gate()
         self.writing: Sequence[ocp.Future] = ()
-        self.copies: dict[str, np.ndarray[Any, Any]] = {}
         self._begun_ns = time.time_ns()
-
-    def told(self) -> dict[str, str]:
-        """What all processes must save alike."""
-        copies = {f"train_state{path}": _sha256(array) for path, array in self.copies.items()}
-        return {**_told(self.manifest), **copies}
 
     def about(self) -> dict[str, Any]:
         """What Orbax keeps with a step: by it, its manager reads all items without being told their kinds."""
@@ -1098,7 +1126,7 @@ def _opened(path: str | os.PathLike[str], processes: Processes, timeout_s: float
 
 
 def _read_train_state(
-    step_path: str | os.PathLike[str], leaves: tuple[Leaf, ...], templates: Mapping[str, Any]
+    step_path: str | os.PathLike[str], leaves: tuple[LeafSpec, ...], templates: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The stored arrays of a step by the path of their leaf: JAX's where a template has a sharding."""
     path = epath.Path(step_path) / TRAIN_STATE_ITEM
@@ -1122,7 +1150,7 @@ def _read_train_state(
 
 
 def _load(
-    directory: RunDirectory, step: int, leaves: tuple[Leaf, ...], verify: Verify
+    directory: RunDirectory, step: int, leaves: tuple[LeafSpec, ...], verify: Verify
 ) -> dict[str, Any]:
     """As NumPy arrays: the devices that the run had may not be here."""
     path = directory.step_path(step)
@@ -1170,10 +1198,6 @@ def _sha256_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:_SHOWN_DIGITS]
 
 
-def _sha256(array: np.ndarray[Any, Any]) -> str:
-    return _sha256_of(np.ascontiguousarray(array).tobytes())
-
-
 def _file_bytes(stored: Any) -> int:
     """How large the files of arrays are to be: small, so that all cores have some of them to digest.
 
@@ -1196,7 +1220,8 @@ def _within(timeout_s: float | None, what: str, work: Callable[[], _Result]) -> 
 
     def run() -> None:
         try:
-            done.set_result(work())
+            with jax.transfer_guard("allow"):  # as in the thread that waits
+                done.set_result(work())
         except BaseException as error:  # noqa: BLE001 (it is raised where it is waited for)
             done.set_exception(error)
 
@@ -1240,24 +1265,22 @@ def _run_here(work: Coroutine[Any, Any, _Result]) -> _Result:
         loop.close()
 
 
-def _check_step(train_state: Any, step: int, what: str) -> None:
-    own = step_of(train_state)
-    if own is not None and own != step:
-        raise ValueError(
-            f"the train state's own step is {own}, and {what} is at step {step}: they do not belong "
-            "together. Save after each update with the iterator that fed it (no read-ahead in "
-            "between); a counter of something else than batches needs another name than step"
+def _check_leaves(resumed: _Resumed, train_state: Any, step: int) -> tuple[LeafSpec, ...]:
+    """Return the leaves of a train state to be saved, which must be those of the resumed one."""
+    leaves = describe(train_state)
+    changed = differing_kinds(resumed.identity.train_state, leaves)
+    if changed:
+        shown = in_print(changed)
+        differences = "; ".join(
+            f"{shown[path]} was {before or 'absent'} and is {now or 'absent'}"
+            for path, (before, now) in changed.items()
         )
-
-
-def _diff_leaves(before: tuple[Leaf, ...], now: tuple[Leaf, ...]) -> list[str]:
-    befores = {leaf.path: leaf.kind for leaf in before}
-    nows = {leaf.path: leaf.kind for leaf in now}
-    return [
-        f"{shown} was {befores.get(path, 'absent')} and is {nows.get(path, 'absent')}"
-        for path, shown in in_print([*befores, *nows]).items()
-        if befores.get(path) != nows.get(path)
-    ]
+        raise ValueError(
+            f"the train state at step {step} is not like the one from resume, and could not be resumed: "
+            f"{differences}. Pass resume a train state with the leaves that the update returns"
+        )
+    resumed.are_leaves_checked = True
+    return leaves
 
 
 def _at_least_one(name: str, value: Any) -> int:

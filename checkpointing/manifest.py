@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Self
 
-from checkpointing.train_state import Leaf
+from checkpointing.train_state import LeafSpec, as_compared
 from loader import Difference, Position
 from loader.identity.base import (
     Ahead,
@@ -50,14 +50,14 @@ class Identity:
 
     stream: StreamIdentity
     run_config: Mapping[str, Any]
-    train_state: tuple[Leaf, ...]
+    train_state: tuple[LeafSpec, ...]
 
     @classmethod
     def of(
         cls,
         stream: Stream,
         run_config: Mapping[str, Any],
-        train_state: Iterable[Leaf],
+        train_state: Iterable[LeafSpec],
         verify: DataVerify = "cache",
     ) -> Self:
         """The identity of what is at hand now. Reads the data if the source must, to identify them."""
@@ -71,7 +71,11 @@ class Identity:
         return [
             *diff_identities(self.stream, now.stream),
             *diff_mappings("run_config.", self.run_config, now.run_config),
-            *diff_mappings("train_state", _by_path(self.train_state), _by_path(now.train_state)),
+            *diff_mappings(
+                "train_state",
+                _by_path(self.train_state),
+                _by_path(as_compared(self.train_state, now.train_state)),
+            ),
         ]
 
 
@@ -178,7 +182,7 @@ class Manifest:
         identity = Identity(
             read_identity(value["stream"]),
             shallow(typed(value["run_config"], dict)),
-            tuple(Leaf.from_dict(leaf) for leaf in value["train_state"]),
+            tuple(LeafSpec.from_dict(leaf) for leaf in value["train_state"]),
         )
         return cls(
             step,
@@ -208,7 +212,7 @@ def package_versions() -> dict[str, str]:
     return versions
 
 
-def _by_path(leaves: Iterable[Leaf]) -> dict[str, str]:
+def _by_path(leaves: Iterable[LeafSpec]) -> dict[str, str]:
     return {leaf.path: leaf.kind for leaf in leaves}
 
 

@@ -8,7 +8,7 @@ import itertools
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 Result = TypeVar("Result")
@@ -109,6 +109,19 @@ class Processes:
         if verdict["kind"] is not None:
             raise ElsewhereError(**verdict)
         return result
+
+    def exchange(self, number: int, name: str, own: Any, others: Iterable[int]) -> dict[int, Any]:
+        """Publish a JSON value, and return those that other processes publish.
+
+        It is part of the work of `together`, with the same number: every process publishes once.
+        """
+        place = f"regrain/{self._group}/{number}/{name}"
+        milliseconds = max(1, int(1000 * self._timeout_s))
+        self._client.key_value_set(f"{place}/{self.index}", json.dumps(own))
+        return {
+            other: json.loads(self._client.blocking_key_value_get(f"{place}/{other}", milliseconds))
+            for other in others
+        }
 
     def _verdict(
         self,

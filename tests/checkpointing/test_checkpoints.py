@@ -752,7 +752,9 @@ def test_the_train_states_own_step_must_be_that_of_the_iterator(
     run_directory: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Checkpoints(run_directory, a_pipeline(), 1, 1) as checkpoints:
-        with pytest.raises(ValueError, match=r"own step is 5, and a new run in .* is at step 0"):
+        with pytest.raises(
+            ValueError, match=r"own step is 5, and a new run in .* begins at step 0: .* set it to 0"
+        ):
             checkpoints.resume({**a_state(), "step": jnp.array(5)})
         run = checkpoints.resume(a_state())
         state = train_step(run.train_state, next(run.batches))

@@ -431,6 +431,6 @@ def test_the_bytes_of_leaves_are_those_of_their_values() -> None:
         kind, _, shape = text.rstrip("]").partition("[")
         dtype, _, prng = kind.rstrip(">").partition("<")
         sides = tuple(int(side) for side in shape.split(",") if side)
-        from checkpointing.train_state import Leaf
+        from checkpointing.train_state import LeafSpec
 
-        assert Leaf("/x", sides, dtype, prng).num_bytes == expected
+        assert LeafSpec("/x", sides, dtype, prng).num_bytes == expected

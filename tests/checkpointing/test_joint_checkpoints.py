@@ -209,7 +209,7 @@ def test_what_one_process_finds_wrong_ends_all_of_them_alike(tmp_path: pathlib.P
     for one in found:
         assert one["other data"].startswith("ElsewhereError: process 1")
         assert "fingerprint is" in one["other data"]
-        assert "train_state/numpy is" in one["other copies"]
+        assert "leaf /numpy differs between processes" in one["other copies"]
         assert "step is 6, and 4 in process 0" in one["skips"]
         assert one["resumed at"] == 2
         assert one["mismatch"].startswith("CheckpointMismatchError")

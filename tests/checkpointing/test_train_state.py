@@ -1,5 +1,6 @@
 """Train states of every kind come back bit for bit, or are refused by name before anything is saved."""
 
+import contextlib
 import copy
 import dataclasses
 import datetime as dt
@@ -18,12 +19,12 @@ import checkpointing
 import loader
 from checkpointing.train_state import (
     _DTYPES,
-    Leaf,
+    LeafSpec,
     describe,
     is_abstract,
     leaves_by_path,
     step_of,
-    to_stored,
+    to_arrays,
 )
 from tests.jax_versions import PRNG_IMPLEMENTATIONS, has_prng
 
@@ -412,7 +413,7 @@ def test_a_leaf_is_described_by_path_shape_dtype_and_prng() -> None:
         "/n/weight": "uint8[]",
         "/n/bias": "bool[]",
     }
-    assert [Leaf.from_dict(leaf.to_dict()) for leaf in leaves] == list(leaves)
+    assert [LeafSpec.from_dict(leaf.to_dict()) for leaf in leaves] == list(leaves)
 
 
 def test_shapes_are_described_as_the_arrays_that_they_stand_for() -> None:
@@ -442,7 +443,7 @@ def test_shapes_are_described_as_the_arrays_that_they_stand_for() -> None:
 )
 def test_a_description_of_something_else_is_refused(value: Any) -> None:
     with pytest.raises((TypeError, KeyError)):
-        Leaf.from_dict(value)
+        LeafSpec.from_dict(value)
 
 
 @pytest.mark.parametrize(
@@ -474,6 +475,132 @@ def test_the_train_states_own_step_is_an_integer_named_step_at_its_top(
     assert step_of(train_state) == step
 
 
+#: Values that `jax.jit` makes arrays of other kinds.
+CHANGED_BY_JIT: dict[str, Any] = {
+    "int": 3,
+    "float": 0.1,
+    "complex": 1j,
+    "bool": True,
+    "NumPy scalar int64": np.int64(-3),
+    "NumPy scalar uint64": np.uint64(3),
+    "NumPy scalar float64": np.float64(0.1),
+    "NumPy int64": np.arange(3),
+    "NumPy float64": np.linspace(0, 1, 4).reshape(2, 2),
+    "NumPy complex128": np.array([0.1 + 1j]),
+    "NumPy bool": np.array([True]),
+}
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_what_jit_makes_of_a_leaf_is_the_same_leaf(x64: bool, tmp_path: pathlib.Path) -> None:
+    begin = CHANGED_BY_JIT
+    with (
+        jax.enable_x64(x64),
+        checkpointing.Checkpoints(tmp_path, a_pipeline(), save_every=1, keep=1) as checkpoints,
+    ):
+        jitted = jax.jit(lambda state: state)(begin)
+        run = checkpoints.resume(begin)
+        next(run.batches)
+        assert checkpoints.save(run.batches, jitted)
+        for template in (begin, jitted, jax.eval_shape(lambda: begin)):
+            run = checkpoints.resume(template)
+            assert run.position.step == 1
+            for name, leaf in run.train_state.items():
+                assert np.asarray(leaf).dtype == jitted[name].dtype
+                assert raw(leaf) == raw(jitted[name])
+                if isinstance(leaf, jax.Array):
+                    assert leaf.weak_type == jitted[name].weak_type
+        next(run.batches)
+        assert checkpoints.save(run.batches, jitted)
+
+
+def test_python_numbers_that_were_saved_come_back_for_shapes_of_arrays(
+    tmp_path: pathlib.Path,
+) -> None:
+    numbers = {"int": 3, "float": 0.1, "complex": 1j, "bool": True}
+    save(tmp_path, numbers)
+    found = restore(tmp_path, jax.eval_shape(lambda: numbers))
+    assert_same({**found, "bool": bool(found["bool"])}, numbers)
+
+
+OTHER_LEAVES: dict[str, tuple[Any, Any]] = {
+    "a narrower array": (jnp.zeros(2), jnp.zeros(2, jnp.bfloat16)),
+    "an int that becomes a float": (3, 3.0),
+    "an array that becomes an int": (jnp.array(3), 3),
+    "64 bits that become 32 in NumPy's hands as another kind": (np.int64(3), np.float32(3)),
+    "another shape": (jnp.zeros(2), jnp.zeros(3)),
+    "a leaf more": ({"a": 1}, {"a": 1, "b": 2}),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_LEAVES)
+def test_other_leaves_are_refused_at_the_first_call_of_save(
+    name: str, tmp_path: pathlib.Path
+) -> None:
+    before, after = OTHER_LEAVES[name]
+    with checkpointing.Checkpoints(tmp_path, a_pipeline(), save_every=9, keep=1) as checkpoints:
+        run = checkpoints.resume({"x": before})
+        next(run.batches)
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"at step 1 is not like .* /x(/b)? was .* and is"):
+                checkpoints.save(run.batches, {"x": after})
+        assert not checkpoints.save(run.batches, {"x": before})
+
+
+def test_leaves_are_checked_once_where_no_save_is_due(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described: list[Any] = []
+
+    def counted(state: Any) -> Any:
+        described.append(state)
+        return describe(state)
+
+    monkeypatch.setattr("checkpointing.checkpoints.describe", counted)
+    with checkpointing.Checkpoints(tmp_path, a_pipeline(), save_every=9, keep=1) as checkpoints:
+        for _ in range(2):
+            run = checkpoints.resume({"x": 0})
+            described.clear()
+            for step in (1, 2):
+                next(run.batches)
+                assert not checkpoints.save(run.batches, {"x": step})
+                assert described == [{"x": 1}]
+
+
+def test_an_array_of_64_bits_is_not_restored_as_one_of_32(tmp_path: pathlib.Path) -> None:
+    with jax.enable_x64(True):
+        save(tmp_path, {"w": jnp.array([0.1])})
+    with pytest.raises(checkpointing.CheckpointMismatchError, match=r"float64\[1\] .*float32\[1\]"):
+        restore(tmp_path, {"w": jnp.array([0.1])})
+
+
+def test_a_new_run_begins_at_step_0_and_the_error_helps_a_fine_tune(tmp_path: pathlib.Path) -> None:
+    with checkpointing.Checkpoints(tmp_path, a_pipeline(), save_every=1, keep=1) as checkpoints:
+        with pytest.raises(
+            ValueError, match=r"is 500, and a new run .* begins at step 0"
+        ) as caught:
+            checkpoints.resume({"step": jnp.array(500)})
+        assert "To fine-tune, set it to 0" in str(caught.value)
+
+
+@pytest.mark.parametrize("how", ["context", "config"])
+def test_a_transfer_guard_of_the_program_does_not_stop_a_save_or_resume(
+    how: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = {name: make() for name, make in LEAVES.items()}
+    if how == "config":
+        jax.config.update("jax_transfer_guard", "disallow")
+    try:
+        with jax.transfer_guard("disallow") if how == "context" else contextlib.nullcontext():
+            save(tmp_path, expected)
+            found = restore(tmp_path, expected)
+            with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
+                jnp.asarray(np.arange(3))  # the guard is still there
+    finally:
+        jax.config.update("jax_transfer_guard", None)
+    assert_same(found, expected)
+
+
 def test_numpy_arrays_are_copied_for_a_save_and_not_once_more_by_orbax() -> None:
     own: dict[str, Any] = {
         "c": np.arange(12.0).reshape(3, 4),
@@ -481,7 +608,7 @@ def test_numpy_arrays_are_copied_for_a_save_and_not_once_more_by_orbax() -> None
         "n": np.int8(3),
     }
     own["view"] = own["c"][::2, 1:]
-    stored = to_stored(own)
+    stored = to_arrays(own)
     assert all(copy.deepcopy(leaf) is leaf for leaf in stored.values())
     before = {name: leaf.tolist() for name, leaf in own.items()}
     for name in ("c", "f", "view"):

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
+from flax import linen, nnx
+from flax.training.train_state import TrainState
 
 import checkpointing
 import loader
@@ -151,6 +152,61 @@ def test_a_state_of_nnx_keeps_the_kinds_and_metadata_of_its_variables(
     assert rngs.dropout.count[...] == count + 1
 
 
+def test_the_train_state_of_linen_goes_on_as_without_a_stop(tmp_path: pathlib.Path) -> None:
+    """It begins with ``step=0``, a Python number, and has an int32 array from the first jitted step on."""
+
+    def begin() -> TrainState:
+        model = linen.Dense(2)
+        params = model.init(jax.random.key(0), jnp.ones((1, 3)))["params"]
+        create: Any = TrainState.create
+        state: TrainState = create(apply_fn=model.apply, params=params, tx=optax.adam(0.1))
+        return state
+
+    @jax.jit
+    def update(state: TrainState, x: Any) -> TrainState:
+        def loss(params: Any) -> Any:
+            return jnp.sum(state.apply_fn({"params": params}, jnp.full((1, 3), x.sum())) ** 2)
+
+        apply_gradients: Any = state.apply_gradients
+        updated: TrainState = apply_gradients(grads=jax.grad(loss)(state.params))
+        return updated
+
+    def train(name: str, until: int, template: Any) -> Any:
+        pipeline = loader.Pipeline(
+            loader.ArraySource({"x": np.arange(8, dtype=np.float32)}),
+            loader.PipelineConfig(2, seed=0, num_epochs=None, final_batch="drop"),
+        )
+        with (
+            checkpointing.Checkpoints(tmp_path / name, pipeline, save_every=2, keep=1) as saved,
+            jax.numpy_dtype_promotion("standard"),  # Optax is not as strict as the tests are
+        ):
+            run = saved.resume(template)
+            state = run.train_state
+            while run.batches.position.step < until:
+                state = update(state, next(run.batches)["x"])
+                saved.save(run.batches, state)
+            return state
+
+    assert type(begin().step) is int
+    whole = train("whole", 8, begin())
+    assert train("run", 3, begin()).step == 3
+    assert train("run", 5, begin()).step == 5
+    found = train("run", 8, jax.eval_shape(begin))
+    assert bits(found) == bits(whole)
+    assert found.step.weak_type == whole.step.weak_type
+    assert train("run", 8, begin()).step.dtype == jnp.int32
+
+
+def test_learning_rates_in_an_optimizers_state_come_from_the_checkpoint(
+    tmp_path: pathlib.Path,
+) -> None:
+    def begin(rate: float) -> Any:
+        return optax.inject_hyperparams(optax.adam)(learning_rate=rate).init(PARAMS)
+
+    (found,) = saved_and_resumed(tmp_path, begin(0.25), begin(0.5))
+    assert found.hyperparams["learning_rate"] == 0.25
+
+
 @pytest.mark.parametrize(
     ("state", "paths"),
     [
@@ -160,5 +216,7 @@ def test_a_state_of_nnx_keeps_the_kinds_and_metadata_of_its_variables(
 )
 def test_modules_that_share_a_variable_are_refused(state: Any, paths: str) -> None:
     """As a tree they have it twice, and two would come back, which the next update makes differ."""
-    with pytest.raises(TypeError, match=rf"{paths} .* one nnx.Param, .* nnx.state\(...\) of what"):
+    with pytest.raises(
+        TypeError, match=rf"{paths} .* one nnx.Param, .* nnx.state\(...\) of the modules"
+    ):
         describe(state())

@@ -58,6 +58,7 @@ class Steps(NamedTuple):
 TRAINED: Final = {
     "plain_jax": Steps(4, 7, 12),
     "flax_nnx": Steps(4, 7, 12),
+    "flax_linen": Steps(4, 7, 12),
     "equinox_mlp": Steps(4, 7, 12),
     "token_lm": Steps(45, 48, 52),
 }
