@@ -5,30 +5,25 @@ all else is written too, makes train state, iterator and manifest visible togeth
 write one step: each its arrays, and the first one all that there is once (see `group`).
 """
 
-import asyncio
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import json
 import logging
 import os
 import signal
-import sys
 import threading
 import time
-import weakref
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
-from etils import epath  # type: ignore[import-untyped]  # the paths of Orbax, which brings it
 from jax.experimental import multihost_utils
 
+from checkpointing.arrays import read_arrays
 from checkpointing.differences import check_allow, match
 from checkpointing.errors import CheckpointDamagedError, CheckpointMismatchError
 from checkpointing.leaf_checks import LeafChecks
@@ -39,7 +34,6 @@ from checkpointing.manifest import (
 )
 from checkpointing.proof.step_log import OnBatch, step_log_of_environment
 from checkpointing.quiet import quiet_the_layers_below
-from checkpointing.storage.base import ITERATOR_ITEM, MANIFEST_ITEM, TRAIN_STATE_ITEM
 from checkpointing.storage.directory import (
     RunDirectory,
     StepDamagedError,
@@ -59,12 +53,13 @@ from checkpointing.train_state import (
     from_stored,
     is_abstract,
     leaves_by_path,
-    pointer,
     stored_at,
     stored_templates,
     to_arrays,
     to_stored,
 )
+from checkpointing.undocumented import coordination_client
+from checkpointing.writer import Save, Writer, sha256_of, size_of
 from loader import (
     Device,
     OnProgress,
@@ -73,7 +68,7 @@ from loader import (
     ReadOptions,
     watch_progress,
 )
-from loader.amounts import bytes_text, seconds_text, things_text
+from loader.amounts import seconds_text
 from loader.batching import as_integer
 from loader.identity.base import Place
 from loader.identity.json_form import json_settings, json_value
@@ -85,17 +80,8 @@ TrainState = TypeVar("TrainState")
 _Result = TypeVar("_Result")
 
 _log: Final = logging.getLogger(__name__)
-#: What may be compressed and written at the same time; as in Orbax's standard handler.
-_MAX_WRITING_GB: Final = 96
-#: A file of arrays is at least so large, unless it is the last one; and no larger than by Orbax's default.
-_FILE_BYTES: Final = 32 << 20
-_MAX_FILE_BYTES: Final = 2 << 30
 #: As many of the newest steps are told in an error.
 _SHOWN_STEPS: Final = 4
-_SHOWN_DIGITS: Final = 16
-_BEGIN_SAVE: Final = "begin a save"
-#: These start no thread any more once their exit has begun (python/cpython#113964), and to write takes some.
-STARTS_NO_THREADS_AT_EXIT: Final = (3, 12) <= sys.version_info[:3] < (3, 12, 3)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,20 +159,17 @@ class Checkpoints:
         if pipeline.single_process and self._processes.are_several:
             raise ValueError(pipeline.single_process)
         self._directory = _opened(directory, self._processes, process_timeout_s)
-        self._writer = _Writer(self._directory, self._keep, self._processes, self._shown)
+        self._writer = Writer(self._directory, self._keep, self._processes, self._shown)
         self._resumed: _Resumed | None = None
         self._damaged: dict[int, str] = {}
         self._stop = StopRequest()
         self._stops = False
-        #: Whether this process could not begin the last save, of several.
-        self._failed_here = False
         self._closed = False
         self._opened_by = os.getpid()
         self._turn = threading.RLock()
-        self._has_turn = False
 
     def __enter__(self) -> Self:
-        self._writer.is_closed_in_time = True
+        self._writer.blocks = False
         return self
 
     def __exit__(
@@ -267,7 +250,7 @@ class Checkpoints:
         )
         iterate()  # what it refuses is refused before anything is read
         watching = contextlib.nullcontext() if progress is None else watch_progress(progress)
-        with self._alone("resume"), watching:
+        with self._turn, jax.transfer_guard("allow"), watching:
             self.wait()
             try:
                 return self._resume(
@@ -364,10 +347,12 @@ class Checkpoints:
         stopped_by = self._stop_signal(step)
         begun = False
         if force or stopped_by is not None or (step > 0 and step % self._save_every == 0):
-            with self._alone("save"):
+            with self._turn, jax.transfer_guard("allow"):
                 begun = self._save(resumed, position, train_state, called)
         elif not self._processes.are_several:  # of whom one would raise it sooner than the others
-            self._writer.raise_error()
+            error = self._writer.error()
+            if error is not None:
+                raise error
         if stopped_by is not None:
             self.wait()
             _log.warning("%s: stopped by %s at step %d", self._shown, stopped_by.name, step)
@@ -377,64 +362,53 @@ class Checkpoints:
     def _save(
         self, resumed: "_Resumed", position: Position, train_state: Any, called: float
     ) -> bool:
-        """A save that is due, unless that step is saved already."""
-        if self._processes.are_several:
-            self._writer.settle()  # what the last save has come to is to be known to all of them, or none
-        if position.step != self._writer.last_step:
-            return self._begin_save(resumed, position, train_state, called)
-        if not self._processes.are_several:
-            self._writer.raise_error()
-        return False
-
-    def _begin_save(
-        self, resumed: "_Resumed", position: Position, train_state: Any, called: float
-    ) -> bool:
-        number = self._processes.number()
-        error = self._writer.wait()
-        if self._processes.are_several and (error is not None or self._failed_here):
-            # Of a save that fails on one process, that one raises the error at once, and the others
-            # here. It may not be there any more, and if it is, it leaves this one out too.
-            self._failed_here = False
-            if error is not None:
-                raise error
-            return False
-        try:
-            self._begin_save_here(number, resumed, position, train_state, called)
-        except Exception as now:
-            if error is not None:
-                now.add_note(f"Before it: {error}")
-            if self._processes.are_several:
-                self._failed_here = True
-                self._writer.tell(number, now)
-            raise
-        if error is not None:
-            raise error
+        """Save a step that is due, unless it is saved already."""
+        step, writer = position.step, self._writer
+        wait = step != writer.last_step or self._processes.are_several
+        with _after(writer.wait() if wait else writer.error()):
+            # Also after a wait: Ctrl-C may have interrupted a call that began this save.
+            if step == writer.last_step:
+                return False
+            number = self._processes.number()
+            prepare = functools.partial(
+                self._prepare, number, resumed, position, train_state, called
+            )
+            try:
+                save = self._processes.together(number, "begin a save", prepare, _told_of_save)
+            except BaseException:
+                if self._processes.is_first:
+                    self._directory.clean_step(step)
+                raise
+            writer.begin(save)
         return True
 
-    def _begin_save_here(
+    def _prepare(
         self,
         number: int,
         resumed: "_Resumed",
         position: Position,
         train_state: Any,
         called: float,
-    ) -> None:
+    ) -> Save:
+        """Check that a step can be saved, and make room for it."""
         step = position.step
         leaves = _check_leaves(resumed, train_state, step)
         check_step(train_state, step, f"the iterator of {self._shown}")
-        if self._writer.last_step is not None and step < self._writer.last_step:
+        last = self._writer.last_step
+        if last is not None and step < last:
             raise ValueError(
-                f"step {step} comes before step {self._writer.last_step}, which is saved already: the "
-                "iterator was moved back. Go on from an older step in a directory of its own"
+                f"step {step} comes before step {last}, which is saved already: the iterator was moved "
+                "back. Go on from an older step in a directory of its own"
             )
-        if self._processes.is_first:
-            self._make_way(step)
-        self._damaged.pop(step, None)
         arrays, checks = self._arrays_of(train_state)
         stored = to_stored(train_state, arrays)
         identity = dataclasses.replace(resumed.identity, train_state=leaves)
         manifest = self._manifest(identity, resumed.history, resumed.batches)
-        self._writer.begin(number, manifest, stored, self._damaged, called, checks)
+        if self._processes.is_first:
+            self._make_way(step)
+            self._directory.begin_step(step)
+        self._damaged.pop(step, None)
+        return Save(number, manifest, stored, checks, frozenset(self._damaged), called)
 
     def _arrays_of(self, train_state: Any) -> tuple[dict[str, Any], LeafChecks]:
         leaves = leaves_by_path(train_state)
@@ -529,24 +503,22 @@ class Checkpoints:
             self._writer.close()
             self._directory.close()
 
-    @contextlib.contextmanager
-    def _alone(self, what: str) -> Iterator[None]:
-        """Keeps other threads out; what runs inside of this one, such as a signal handler, is refused."""
-        with self._turn:
-            if self._has_turn:
-                raise RuntimeError(
-                    f"{what} was called in the middle of a save or resume, by a signal handler or a "
-                    "callback. Set a flag there and call it from the loop, or use stop_on_signals"
-                )
-            self._has_turn = True
-            try:
-                # What a save and a resume transfer is meant, whatever jax_transfer_guard says.
-                with jax.transfer_guard("allow"):
-                    yield
-            finally:
-                self._has_turn = False
+    def _check_is_outermost(self) -> None:
+        """Refuse a call from a signal handler or a callback inside a save or a resume of this thread.
+
+        The stack shows it. A flag would stay set if Ctrl-C came just before it is reset.
+        """
+        calls = {Checkpoints.save.__code__, Checkpoints.resume.__code__}
+        frames = (frame for frame, _ in traceback.walk_stack(None) if frame.f_code in calls)
+        this, *outer = (frame for frame in frames if frame.f_locals.get("self") is self)
+        if outer:
+            raise RuntimeError(
+                f"{this.f_code.co_name} was called in the middle of a save or resume, by a signal handler or "
+                "a callback. Set a flag there and call it from the loop, or use stop_on_signals"
+            )
 
     def _check_open(self) -> None:
+        self._check_is_outermost()
         if self._opened_by != os.getpid():
             raise RuntimeError(
                 f"these checkpoints of {self._shown} were opened by process {self._opened_by}, of which "
@@ -605,11 +577,8 @@ class Checkpoints:
             several = self._processes.are_several
             train_state = as_saved(train_state, leaves)
             templates = stored_templates(train_state, several_processes=several)
-            stored = _within(
-                self._directory.timeout_s,
-                "read the train state",
-                lambda: _read_train_state(path, leaves, templates),
-            )
+            stored = read_arrays(path, templates, self._directory.timeout_s)
+            stored = {leaf.path: stored[stored_at(leaf.path)] for leaf in leaves}
             restored: TrainState = from_stored(stored, train_state, leaves)
         except Exception as error:
             if verify == "manifest" and not isinstance(error, TimeoutError):
@@ -736,373 +705,11 @@ class _Resumed:
     are_leaves_checked: bool = False
 
 
-class _Writer:
-    """Writes steps, one at a time, in the background.
-
-    The arrays are written by Orbax's handler, without Orbax's checkpointer around it. That one makes
-    its directories either in the background, where one that cannot be made blocks the exit for 300 s,
-    or in the foreground, for as long as the rest of the copy takes; and in both cases the threads that
-    write take turns with the one that still copies.
-
-    They need thread pools, which stop when the interpreter begins to exit. A save under way then is
-    waited for first, also where nobody called `close`. Where that is too late, `begin` waits for it.
-    """
-
-    def __init__(
-        self, directory: RunDirectory, keep: int, processes: Processes, shown: str
-    ) -> None:
-        self._directory = directory
-        self._shown = shown
-        self._keep = keep
-        self._processes = processes
-        # What the standard handler is made of; that one checks each leaf once more, which takes its time.
-        self._handler = ocp.PyTreeCheckpointHandler(save_concurrent_gb=_MAX_WRITING_GB)
-        # Alone, else it has all processes wait for each other at each save, for as long as that takes.
-        alone = ocp.options.MultiprocessingOptions(
-            active_processes={processes.index}, barrier_sync_key_prefix=f"regrain_{processes.index}"
-        )
-        self._orbax = ocp.Checkpointer(self._handler, multiprocessing_options=alone)
-        _open_writers.add(self)
-        # An event, since Thread.join takes a thread for ended when Ctrl-C interrupts it.
-        self._idle = threading.Event()
-        self._idle.set()
-        self._error: Exception | None = None
-        #: The step last saved or resumed from; None where that save has failed.
-        self.last_step: int | None = None
-        self._last_begun = -1
-        #: Whether somebody waits for the last save before the interpreter's exit.
-        self.is_closed_in_time = False
-        self._is_forked = False
-
-    def begin(
-        self,
-        number: int,
-        manifest: Manifest,
-        stored: Any,
-        damaged: Collection[int],
-        called: float,
-        checks: LeafChecks,
-    ) -> None:
-        """Takes a copy of everything and begins to write it; no other save may be under way.
-
-        Args:
-          number: of the save, by which processes know it.
-          manifest: without files.
-          stored: the arrays.
-          damaged: steps that are known to be.
-          called: when the caller was asked to save, by `time.monotonic`.
-          checks: of the leaves.
-        """
-        step = manifest.step
-        path = epath.Path(self._directory.unfinished_path(step)) / TRAIN_STATE_ITEM
-        save = _Save(number, manifest, frozenset(damaged), _Arrays(path), called, checks)
-        self._idle.clear()
-        try:
-            if self._processes.is_first:
-                self._directory.begin_step(step)
-            self._start(save, stored)
-        except BaseException as error:
-            if not save.copied.is_open:
-                save.arrays.gate.close()
-                self._clean(step)
-                self._idle.set()
-            if isinstance(error, Exception):
-                raise self._failed(step, error) from error
-            raise
-        if self._blocks:
-            self._idle.wait()
-
-    @property
-    def _blocks(self) -> bool:
-        """Whether a save is only over when it is written: where at the exit it could not be any more."""
-        return STARTS_NO_THREADS_AT_EXIT and not self.is_closed_in_time
-
-    def tell(self, number: int, error: Exception) -> None:
-        """Has a save that could not begin here fail on the other processes too, if it has begun there."""
-
-        def fail() -> None:
-            raise error
-
-        if number != self._last_begun:
-            with contextlib.suppress(Exception):
-                self._processes.together(number, _BEGIN_SAVE, fail)
-
-    def _start(self, save: "_Save", stored: Any) -> None:
-        gate = save.copied
-        try:
-            # This thread is started first, with nothing to do yet. To start it after the copy would let
-            # it, and those that it wakes, go to work before this method returns.
-            threading.Thread(target=self._finish, args=(save,), name="regrain-save").start()
-            # Under a number of its own; under another save's it would wait for that one's directories.
-            self._orbax.synchronize_next_awaitable_signal_operation_id()
-            what = ocp.args.PyTreeSave(stored, ocdbt_target_data_file_size=_file_bytes(stored))
-            save.writing = _run(self._handler.async_save(save.arrays, args=what))
-            save.checks.take_samples()
-            self.last_step = save.manifest.step
-            self._last_begun = save.number
-            save.blocked_s = time.monotonic() - save.called
-            gate.open()
-        finally:
-            gate.close()
-
-    def settle(self) -> None:
-        """Waits for the save under way."""
-        self._idle.wait()
-
-    def wait(self) -> Exception | None:
-        """Waits for the save under way; returns the error that no call has told of yet, once."""
-        self._idle.wait()
-        error, self._error = self._error, None
-        return error
-
-    def raise_error(self) -> None:
-        """Raises the error of a save that has failed since the last call, without waiting."""
-        if self._idle.is_set():
-            error = self.wait()
-            if error is not None:
-                raise error
-
-    def close(self) -> None:
-        """Frees what Orbax holds; the save under way is waited for, also after a Ctrl-C elsewhere."""
-        self._idle.wait()
-        if not self._is_forked:
-            self._orbax.close()
-
-    def after_fork(self) -> None:
-        """In a forked child: the save under way is its parent's, whose threads are not here."""
-        self._is_forked = True
-        self._idle = threading.Event()
-        self._idle.set()
-
-    def _finish(self, save: "_Save") -> None:
-        if save.copied.wait():  # else it has not begun, and `begin` tells why
-            try:
-                self._commit(save)
-            finally:
-                save.arrays.gate.close()
-                self._idle.set()
-
-    def _commit(self, save: "_Save") -> None:
-        step = save.manifest.step
-        try:
-            # Only then has the first process made the directory.
-            together = functools.partial(self._processes.together, save.number)
-            check = functools.partial(save.checks.check_copies, save.number, self._processes)
-            together(_BEGIN_SAVE, check, lambda _: _told(save.manifest))
-            save.arrays.gate.open()
-            together("write a checkpoint", lambda: self._write(save))
-            together("commit a checkpoint", lambda: self._commit_once(save))
-        except Exception as error:  # noqa: BLE001 (whatever it is, the next call raises it)
-            self._clean(step)
-            self.last_step = None
-            self._note(self._failed(step, error), error)
-            return
-        if self._processes.is_first:
-            self._tell_of(save)
-            self._delete_old(save)
-
-    def _tell_of(self, save: "_Save") -> None:
-        in_all = time.monotonic() - save.called
-        _log.info(
-            "%s: step %d saved: %s; the loop waited %s, %s in all",
-            self._shown,
-            save.manifest.step,
-            _size_of(save.manifest),
-            seconds_text(in_all if self._blocks else save.blocked_s),
-            seconds_text(in_all),
-        )
-
-    def _write(self, save: "_Save") -> None:
-        try:
-            errors = _within(
-                self._directory.timeout_s,
-                "write the train state",
-                lambda: [_error_of(writing) for writing in save.writing],
-            )
-        except TimeoutError:
-            # Else its threads would keep the interpreter from its exit. Older ones cannot be cancelled.
-            for writing in save.writing:
-                getattr(writing, "cancel", lambda: None)()
-            raise
-        failed = [error for error in errors if error is not None]
-        if failed:  # only now, when nobody writes any more where the step is to be removed
-            raise failed[0]
-        save.checks.check_samples()
-        if self._processes.are_several:
-            self._directory.seal_part(save.manifest.step, self._processes.index)
-
-    def _commit_once(self, save: "_Save") -> None:
-        if self._processes.is_first:
-            finalize = functools.partial(self._handler.finalize, save.arrays.path)
-            _within(self._directory.timeout_s, "finish the train state", finalize)
-            step, about = save.manifest.step, save.about()
-            save.manifest = self._directory.commit_step(step, save.manifest, about)
-
-    def _clean(self, step: int) -> None:
-        if self._processes.is_first:
-            self._directory.clean_step(step)
-
-    def _delete_old(self, save: "_Save") -> None:
-        step = save.manifest.step
-        begun = time.monotonic()
-        try:
-            deleted = self._directory.keep_newest(self._keep, save.damaged)
-        except Exception as error:  # noqa: BLE001 (as above)
-            what = (
-                f"step {step} is saved in {self._directory.path}, but steps before it could not be"
-            )
-            self._note(RuntimeError(f"{what} deleted: {error}"), error)
-            if self._processes.are_several:
-                self._error = None  # no other process knows of it: it is logged, and stops nobody
-            return
-        if deleted:
-            steps = f"step{'s' * (len(deleted) > 1)} {', '.join(map(str, deleted))}"
-            took = seconds_text(time.monotonic() - begun)
-            _log.info("%s: %s deleted in %s, %d stay", self._shown, steps, took, self._keep)
-
-    def _note(self, error: RuntimeError, cause: Exception) -> None:
-        """Keeps an error for the next call, and logs it in case that there is none."""
-        error.__cause__ = cause
-        _log.error("%s", error)
-        self._error = error
-
-    def _failed(self, step: int, error: Exception) -> RuntimeError:
-        return RuntimeError(
-            f"the save of step {step} in {self._directory.path} has failed: {error}. Earlier "
-            "checkpoints are intact, and the next save is independent of this one."
-        )
-
-
-_open_writers: Final = weakref.WeakSet[_Writer]()
-
-
-def _finish_saves() -> None:
-    """At the interpreter's exit: finishes what is under way, or says that it is lost."""
-    for writer in list(_open_writers):
-        error = writer.wait()
-        if error is not None:
-            _log.error("At exit: %s", error)
-
-
-# The standard library's own hook for this moment (concurrent.futures ends its pools by it) has no
-# public name; atexit comes after the pools have stopped.
-threading._register_atexit(_finish_saves)  # type: ignore[attr-defined]  # noqa: SLF001
-
-
-def _leave_saves_to_the_parent() -> None:
-    for writer in list(_open_writers):
-        writer.after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_saves_to_the_parent)
-
-
-class _Save:
-    """A save under way.
-
-    Attributes:
-      number: by which processes know it.
-      manifest: without files, until they are written.
-      damaged: steps that are known to be.
-      arrays: where the train state goes.
-      called: when the caller was asked to save, by `time.monotonic`.
-      blocked_s: how long the caller had to wait.
-      copied: opens when everything is.
-      writing: what Orbax writes in the background; nothing before it has copied everything.
-      checks: of the leaves.
-    """
-
-    def __init__(
-        self,
-        number: int,
-        manifest: Manifest,
-        damaged: frozenset[int],
-        arrays: "_Arrays",
-        called: float,
-        checks: LeafChecks,
-    ) -> None:
-        self.number = number
-        self.manifest, self.damaged, self.arrays = manifest, damaged, arrays
-        self.called, self.blocked_s = called, 0.0
-        self.checks = checks
-        self.copied = _Gate()
-        self.writing: Sequence[ocp.Future] = ()
-        self._begun_ns = time.time_ns()
-
-    def about(self) -> dict[str, Any]:
-        """What Orbax keeps with a step: by it, its manager reads all items without being told their kinds."""
-        return {
-            "item_handlers": {
-                TRAIN_STATE_ITEM: ocp.StandardCheckpointHandler.typestr(),
-                ITERATOR_ITEM: ocp.JsonCheckpointHandler.typestr(),
-                MANIFEST_ITEM: ocp.JsonCheckpointHandler.typestr(),
-            },
-            "metrics": {},
-            "performance_metrics": {},
-            "init_timestamp_nsecs": self._begun_ns,
-            "commit_timestamp_nsecs": time.time_ns(),
-            "custom_metadata": {},
-        }
-
-
-class _Arrays:
-    """The folder of a step's arrays, as a path that Orbax's threads have to wait for.
-
-    Else they would begin to write while the copy is made, and take turns with the thread that makes
-    it. What they ask for are the members of Orbax's protocol ``PathAwaitingCreation``.
-    """
-
-    def __init__(self, path: epath.Path) -> None:
-        self.path, self.gate = path, _Gate()
-
-    def __truediv__(self, name: str) -> epath.Path:
-        return self.path / name
-
-    async def await_creation(self) -> epath.Path:
-        if not self.gate.wait():
-            raise asyncio.CancelledError
-        return _Ready(self.path)
-
-
-class _Ready(type(epath.Path())):  # type: ignore[misc]
-    """A path that need not be waited for, and that can be.
-
-    Orbax's threads share the place from which one reads `_Arrays`, waits, and puts this there instead.
-    Another one that has found `_Arrays` there may find this when it looks again to wait for it.
-    """
-
-    async def await_creation(self) -> Self:
-        return self
-
-
-class _Gate:
-    """Where threads wait for a copy to be made."""
-
-    def __init__(self) -> None:
-        self._decided = threading.Event()
-        self.is_open = False
-
-    def open(self) -> None:
-        self.is_open = True
-        self._decided.set()
-
-    def close(self) -> None:
-        """Sends all of them away, unless it is open."""
-        self._decided.set()
-
-    def wait(self) -> bool:
-        """Whether there is something to be done."""
-        self._decided.wait()
-        return self.is_open
-
-
 def _processes(timeout_s: float) -> Processes:
     """This process and those with which it shares its run."""
     if not jax.distributed.is_initialized() or jax.process_count() == 1:
         return Processes(0, 1, None, timeout_s)
-    client = ocp.multihost.get_jax_distributed_client()
-    return Processes(jax.process_index(), jax.process_count(), client, timeout_s)
+    return Processes(jax.process_index(), jax.process_count(), coordination_client(), timeout_s)
 
 
 def _opened(path: str | os.PathLike[str], processes: Processes, timeout_s: float) -> RunDirectory:
@@ -1125,39 +732,13 @@ def _opened(path: str | os.PathLike[str], processes: Processes, timeout_s: float
     return opened
 
 
-def _read_train_state(
-    step_path: str | os.PathLike[str], leaves: tuple[LeafSpec, ...], templates: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The stored arrays of a step by the path of their leaf: JAX's where a template has a sharding."""
-    path = epath.Path(step_path) / TRAIN_STATE_ITEM
-
-    def how(keys: tuple[Any, ...], _: Any) -> ocp.RestoreArgs:
-        sharding = getattr(templates.get(pointer(keys)), "sharding", None)
-        if sharding is None:
-            return ocp.RestoreArgs(restore_type=np.ndarray)
-        return ocp.ArrayRestoreArgs(sharding=sharding)
-
-    # Not by Orbax's checkpointer, at whose end each process waits for all others, for ever.
-    handler = ocp.PyTreeCheckpointHandler()
-    try:
-        saved = jax.tree_util.tree_map_with_path(how, handler.metadata(path).tree)
-        what = ocp.args.PyTreeRestore(restore_args=saved)
-        tree = handler.restore(path, args=what)
-    finally:
-        handler.close()
-    arrays = {pointer(keys): array for keys, array in jax.tree_util.tree_flatten_with_path(tree)[0]}
-    return {leaf.path: arrays[stored_at(leaf.path)] for leaf in leaves}
-
-
 def _load(
     directory: RunDirectory, step: int, leaves: tuple[LeafSpec, ...], verify: Verify
 ) -> dict[str, Any]:
     """As NumPy arrays: the devices that the run had may not be here."""
     path = directory.step_path(step)
     try:
-        stored = _within(
-            directory.timeout_s, "read the train state", lambda: _read_train_state(path, leaves, {})
-        )
+        stored = read_arrays(path, {}, directory.timeout_s)
     except TimeoutError:
         raise
     except Exception as error:
@@ -1167,22 +748,34 @@ def _load(
             f"{directory.path} step {step} is whole, but its train state cannot be read: {error}"
         ) from error
     return {
-        leaf.path: stored[leaf.path][:0].reshape(leaf.shape)
+        leaf.path: stored[stored_at(leaf.path)][:0].reshape(leaf.shape)
         if 0 in leaf.shape
-        else stored[leaf.path]
+        else stored[stored_at(leaf.path)]
         for leaf in leaves
     }
-
-
-def _size_of(manifest: Manifest) -> str:
-    size = sum(entry["bytes"] for entry in manifest.files.values())
-    return f"{bytes_text(size)} in {things_text(len(manifest.files), 'file')}"
 
 
 def _files_of(manifest: Manifest, verify: Verify) -> str:
     """What a check of a checkpoint has looked at."""
     what = "" if verify == "full" else "names and sizes of "
-    return f"{what}{_size_of(manifest)} verified"
+    return f"{what}{size_of(manifest)} verified"
+
+
+@contextlib.contextmanager
+def _after(earlier: RuntimeError | None) -> Iterator[None]:
+    """Raise the error of an earlier save at the end, or name it in a new error."""
+    try:
+        yield
+    except Exception as error:
+        if earlier is not None:
+            error.add_note(f"Before it: {earlier}")
+        raise
+    if earlier is not None:
+        raise earlier
+
+
+def _told_of_save(save: Save) -> dict[str, str]:
+    return _told(save.manifest)
 
 
 def _told(manifest: Manifest) -> dict[str, str]:
@@ -1190,79 +783,8 @@ def _told(manifest: Manifest) -> dict[str, str]:
     parts = manifest.to_dict()
     return {
         "step": str(parts.pop("step")),
-        **{name: _sha256_of(json.dumps(part).encode()) for name, part in parts.items()},
+        **{name: sha256_of(json.dumps(part).encode()) for name, part in parts.items()},
     }
-
-
-def _sha256_of(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:_SHOWN_DIGITS]
-
-
-def _file_bytes(stored: Any) -> int:
-    """How large the files of arrays are to be: small, so that all cores have some of them to digest.
-
-    An array larger than that would be cut up, into parts whose sides divide its own: a long one whose
-    length is a prime number, into its single values. So no file is to be smaller than the largest array.
-    """
-    largest: int = max(leaf.nbytes for leaf in jax.tree.leaves(stored))
-    return min(max(_FILE_BYTES, largest), _MAX_FILE_BYTES)
-
-
-def _within(timeout_s: float | None, what: str, work: Callable[[], _Result]) -> _Result:
-    """Does something that may wait for a store which does not answer, and that cannot be told how long.
-
-    Raises:
-      TimeoutError: it has not come to an end; where it waits is a thread that keeps nobody from exiting.
-    """
-    if timeout_s is None:
-        return work()
-    done: Future[_Result] = Future()
-
-    def run() -> None:
-        try:
-            with jax.transfer_guard("allow"):  # as in the thread that waits
-                done.set_result(work())
-        except BaseException as error:  # noqa: BLE001 (it is raised where it is waited for)
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="regrain-store", daemon=True).start()
-    try:
-        return done.result(timeout_s)
-    except TimeoutError:
-        if done.done():
-            raise
-        raise TimeoutError(
-            f"to {what} has taken more than {timeout_s:g} s: the store does not answer, or is slower than "
-            "process_timeout_s allows for"
-        ) from None
-
-
-def _error_of(future: ocp.Future) -> Exception | None:
-    """What something in the background has failed with, once it is over."""
-    try:
-        future.result()
-    except Exception as error:  # noqa: BLE001 (whatever it is, the save has failed)
-        return error
-    return None
-
-
-def _run(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Runs a coroutine to its end; in a notebook, whose thread runs an event loop already, in another."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return _run_here(work)
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(_run_here, work).result()
-
-
-def _run_here(work: Coroutine[Any, Any, _Result]) -> _Result:
-    # Not asyncio.run, which meddles with the handler of SIGINT.
-    loop = asyncio.new_event_loop()
-    try:
-        return loop.run_until_complete(work)
-    finally:
-        loop.close()
 
 
 def _check_leaves(resumed: _Resumed, train_state: Any, step: int) -> tuple[LeafSpec, ...]:

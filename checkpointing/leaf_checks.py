@@ -71,6 +71,10 @@ class LeafChecks:
             if isinstance(array, jax.Array)
             for view in _host_views(array)
         ]
+        # Devices may free the arrays that the caller drops.
+        self._arrays = {
+            path: one for path, one in self._arrays.items() if isinstance(one, np.ndarray)
+        }
 
     def check_samples(self) -> None:
         """Raise ValueError if a leaf in a CPU's memory has changed since `take_samples`."""

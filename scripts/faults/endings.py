@@ -4,7 +4,7 @@ import pathlib
 import signal
 from typing import Final
 
-from checkpointing.checkpoints import STARTS_NO_THREADS_AT_EXIT
+from checkpointing.writer import STARTS_NO_THREADS_AT_EXIT
 from scripts.faults import run
 from scripts.faults.children import Ended, Outcome, newest_step, run_child, started
 from scripts.faults.places import brief

@@ -234,7 +234,7 @@ def test_a_process_killed_in_a_save_leaves_the_step_before_and_ends_the_others(
         "def kills(checkpoints, run, state):\n"
         "    if index == 1 and run.batches.position.step == 4:\n"
         "        checkpoints._writer.settle()  # else it is the save before that is killed\n"
-        "        checkpoints._writer._write = lambda save: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        checkpoints._writer._arrays.finish = lambda begun: os.kill(os.getpid(), signal.SIGKILL)\n"
         "    return state\n"
         "train(arguments[0], 15, kills)\n"
     )

@@ -42,6 +42,8 @@ RUNTIME = {"grain", "jax", "numpy", "orbax-checkpoint"}
 
 # --- layers -------------------------------------------------------------------------------------
 
+#: The arrays of a step, and the coordination client.
+OF_ORBAX = ("checkpointing.arrays", "checkpointing.undocumented")
 #: What prints and draws is of the extra `cli`.
 OF_THE_COMMAND_LINE = ("typer", "rich", "matplotlib")
 #: Beside what they export, of the two libraries: how work and amounts are told, what is said of a stream
@@ -119,7 +121,7 @@ def forbidden(importer: str, module: str) -> bool:
         return True
     if within(module, "grain"):
         return not within(importer, *RUNS_GRAIN)
-    return within(module, "orbax") and importer != "checkpointing.checkpoints"
+    return within(module, "orbax") and importer not in OF_ORBAX
 
 
 def forbidden_imports(root: Path) -> list[str]:
