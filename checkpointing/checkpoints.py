@@ -405,8 +405,11 @@ class Checkpoints:
         identity = dataclasses.replace(resumed.identity, train_state=leaves)
         manifest = self._manifest(identity, resumed.history, resumed.batches)
         if self._processes.is_first:
-            self._make_way(step)
-            self._directory.begin_step(step)
+            try:
+                self._make_way(step)
+                self._directory.begin_step(step)
+            except OSError as error:
+                raise self._writer.failed(step, error) from error
         self._damaged.pop(step, None)
         return Save(number, manifest, stored, checks, frozenset(self._damaged), called)
 
@@ -779,8 +782,9 @@ def _told_of_save(save: Save) -> dict[str, str]:
 
 
 def _told(manifest: Manifest) -> dict[str, str]:
-    """What all processes must have in common, in few words."""
+    """Digest each part of a manifest that all processes must share."""
     parts = manifest.to_dict()
+    parts |= parts.pop("stream")
     return {
         "step": str(parts.pop("step")),
         **{name: sha256_of(json.dumps(part).encode()) for name, part in parts.items()},

@@ -169,7 +169,7 @@ class Writer:
             self.last_step = None
             if self._processes.is_first:
                 self._directory.clean_step(step)
-            failed = self._failed(step, error)
+            failed = self.failed(step, error)
             if is_copied:
                 self._note(failed)
             else:
@@ -221,7 +221,8 @@ class Writer:
         if is_raised:
             self._errors.put(error)
 
-    def _failed(self, step: int, error: BaseException) -> RuntimeError:
+    def failed(self, step: int, error: BaseException) -> RuntimeError:
+        """Return the error of a save."""
         failed = RuntimeError(
             f"the save of step {step} in {self._directory.path} has failed: {error}. Earlier "
             "checkpoints are intact, and the next save is independent of this one."

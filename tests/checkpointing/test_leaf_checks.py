@@ -23,7 +23,7 @@ import json
 import jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 import checkpointing
-from tests.test_leaf_checks import a_pipeline
+from tests.checkpointing.test_leaf_checks import a_pipeline
 
 mesh = Mesh(np.array(jax.devices()).reshape(2, -1), ("data", "model"))
 explicit = Mesh(np.array(jax.devices()), ("all",), axis_types=(AxisType.Explicit,))
