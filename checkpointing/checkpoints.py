@@ -8,6 +8,7 @@ write one step: each its arrays, and the first one all that there is once (see `
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import logging
 import os
@@ -82,6 +83,8 @@ _Result = TypeVar("_Result")
 _log: Final = logging.getLogger(__name__)
 #: As many of the newest steps are told in an error.
 _SHOWN_STEPS: Final = 4
+#: Numbers the calls at which processes can agree to stop: one series for each process, as in JAX.
+_stop_checks: Final = itertools.count()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +166,8 @@ class Checkpoints:
         self._resumed: _Resumed | None = None
         self._damaged: dict[int, str] = {}
         self._stop = StopRequest()
-        self._stops = False
+        #: Whether signals are deferred, and whether all processes have agreed to stop.
+        self._stops = self._stop_agreed = False
         self._closed = False
         self._opened_by = os.getpid()
         self._turn = threading.RLock()
@@ -344,7 +348,7 @@ class Checkpoints:
         step = position.step
         if not resumed.are_leaves_checked:
             _check_leaves(resumed, train_state, step)
-        stopped_by = self._stop_signal(step)
+        stopped_by = self._stop_signal()
         begun = False
         if force or stopped_by is not None or (step > 0 and step % self._save_every == 0):
             with self._turn, jax.transfer_guard("allow"):
@@ -440,18 +444,18 @@ class Checkpoints:
     def stop_on_signals(
         self, signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT)
     ) -> Iterator[None]:
-        """A context in which a signal ends the run at the next `save`, with that step saved.
+        """Return a context in which a signal ends the run at the next `save`, with that step saved.
 
-        The `save` after the signal saves its step whatever ``save_every`` says, waits for the
-        commit, and raises `SystemExit` with 128 plus the signal's number (143 for SIGTERM); so does the
-        end of the context, where no `save` came. A second signal acts as it would have without it.
+        The first `save` after the signal saves its step, whatever ``save_every`` is, waits for the commit,
+        and raises `SystemExit` with 128 plus the signal's number (143 for SIGTERM). The end of the context
+        does too, if no `save` came before it. A second signal acts as it would without the context.
 
-        Under `jax.distributed` a signal to one process is enough: all of them save and exit at a
-        step that JAX has them agree on. For this each process must call `save` after each batch.
-        Wherever it was sent, and whatever it was, they exit as for SIGTERM.
+        Under `jax.distributed` a signal to one process is enough: all processes save and exit at the same
+        `save`. They must call `save` and `stop_requested` equally often, though not at each step. They
+        always exit as for SIGTERM.
 
         Args:
-          signals: which ones.
+          signals: the signals to wait for.
 
         Raises:
           ValueError: not called from the main thread; or there are several processes, and JAX's
@@ -470,18 +474,33 @@ class Checkpoints:
             with stop_requests(own, then) as self._stop:
                 self._stops = True
                 yield
+            if self._stop_agreed:
+                raise SystemExit(128 + signal.SIGTERM)
             if self._stop.signal is not None:
                 raise SystemExit(self._stop.exit_code)
         finally:
-            self._stops = False
+            self._stops = self._stop_agreed = False
             self._stop = StopRequest()
 
-    def _stop_signal(self, step: int) -> signal.Signals | None:
-        """The signal that ends the run here, if there was one."""
+    @property
+    def stop_requested(self) -> bool:
+        """Whether a signal has asked the run to stop: the next `save` saves its step and exits.
+
+        For loops that do not call `save` often: leave an evaluation early, or call `save` now. Always False
+        outside `stop_on_signals`. Under `jax.distributed` all processes get the same answer, and all must
+        ask equally often.
+        """
+        return self._stop_signal() is not None
+
+    def _stop_signal(self) -> signal.Signals | None:
+        """Return the signal that ends the run, if there was one."""
         if not self._processes.are_several:
             return self._stop.signal
-        stops = self._stops and multihost_utils.reached_preemption_sync_point(step)
-        return signal.SIGTERM if stops else None
+        if self._stops and not self._stop_agreed:
+            # JAX has all processes agree on a number that none has passed yet. Calls are counted, not
+            # steps, because a loop may skip any step.
+            self._stop_agreed = multihost_utils.reached_preemption_sync_point(next(_stop_checks))
+        return signal.SIGTERM if self._stop_agreed else None
 
     def wait(self) -> None:
         """Waits until the save in the background is committed.

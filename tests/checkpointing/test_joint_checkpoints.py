@@ -254,9 +254,17 @@ def test_a_process_killed_in_a_save_leaves_the_step_before_and_ends_the_others(
     assert found == 2
 
 
-@pytest.mark.parametrize("sent", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize(
+    ("sent", "saves_if", "multiple"),
+    [
+        ("SIGTERM", "True", 1),
+        ("SIGINT", "batches.position.step % 5 == 0", 5),
+        ("SIGTERM", "batches.position.step % 100_000 == 0 or self.stop_requested", 1),
+    ],
+    ids=["each step", "each fifth step", "when it must"],
+)
 def test_a_signal_to_one_process_stops_all_at_one_saved_step(
-    tmp_path: pathlib.Path, sent: str
+    tmp_path: pathlib.Path, sent: str, saves_if: str, multiple: int
 ) -> None:
     program = TRAINING + (
         "def signals(checkpoints, run, state):\n"
@@ -271,6 +279,8 @@ def test_a_signal_to_one_process_stops_all_at_one_saved_step(
         "    self.stops.__enter__()\n"
         "    return enter(self)\n"
         "checkpoints.__enter__ = entered\n"
+        "save = checkpoints.save\n"
+        f"checkpoints.save = lambda self, batches, state: ({saves_if}) and save(self, batches, state)\n"
         "import time\n"
         "pipeline = loader.Pipeline(a_pipeline().source, loader.PipelineConfig(24, 17, num_epochs=None, final_batch='pad'))\n"
         "train(arguments[0], 100_000, signals, pipeline)\n"
@@ -279,4 +289,5 @@ def test_a_signal_to_one_process_stops_all_at_one_saved_step(
     assert [code for code, _, _ in ended] == [143, 143], ended[0][2][-2000:]
     manifest, arrays = checkpointing.load(tmp_path)
     assert manifest.step >= 3
+    assert manifest.step % multiple == 0
     assert arrays["/number"] == manifest.step

@@ -97,6 +97,9 @@ def test_a_signal_after_the_last_save_still_ends_the_run(tmp_path: pathlib.Path)
         run = checkpoints.resume({"w": np.zeros(1)})
         next(run.batches)
         with pytest.raises(SystemExit) as caught, checkpoints.stop_on_signals():
+            assert not checkpoints.stop_requested
             os.kill(os.getpid(), signal.SIGTERM)
+            assert checkpoints.stop_requested
         assert caught.value.code == 143
+        assert not checkpoints.stop_requested
         assert checkpoints.save(run.batches, run.train_state)
