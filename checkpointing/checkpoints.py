@@ -46,6 +46,7 @@ from checkpointing.together.processes import ElsewhereError, Processes
 from checkpointing.together.signals import StopRequest, stop_requests
 from checkpointing.train_state import (
     LeafSpec,
+    as_described,
     as_saved,
     check_begins_at_zero,
     check_step,
@@ -699,22 +700,13 @@ def load(
     step = None if step is None else as_integer("a step", step)
     check_verify(verify)
     quiet_the_layers_below()
-    where = RunDirectory(directory, write=False)
-    steps = where.steps()
-    if step is not None:
-        if step not in steps:
-            raise FileNotFoundError(f"{os.fspath(directory)} has no step {step}")
-        steps = [step]
-    reasons: dict[int, str] = {}
-    for number in reversed(steps):
-        try:
-            manifest = where.check(number, verify)
-            return manifest, _load(where, number, manifest.identity.train_state, verify)
-        except StepDamagedError as damage:
-            reasons[number] = str(damage)
-    if not steps:
-        raise FileNotFoundError(f"{os.fspath(directory)} has no steps")
-    raise CheckpointDamagedError(os.fspath(directory), reasons)
+    run = RunDirectory(directory, write=False)
+
+    def read(number: int) -> tuple[Manifest, dict[str, Any]]:
+        manifest = run.check(number, verify)
+        return manifest, _load(run, number, manifest.identity.train_state, verify)
+
+    return run.newest(read, step)
 
 
 @dataclasses.dataclass
@@ -757,7 +749,7 @@ def _opened(path: str | os.PathLike[str], processes: Processes, timeout_s: float
 def _load(
     directory: RunDirectory, step: int, leaves: tuple[LeafSpec, ...], verify: Verify
 ) -> dict[str, Any]:
-    """As NumPy arrays: the devices that the run had may not be here."""
+    """Read the leaves as NumPy arrays, since the run's devices may be absent here."""
     path = directory.step_path(step)
     try:
         stored = read_arrays(path, {}, directory.timeout_s)
@@ -769,12 +761,10 @@ def _load(
         raise RuntimeError(
             f"{directory.path} step {step} is whole, but its train state cannot be read: {error}"
         ) from error
-    return {
-        leaf.path: stored[stored_at(leaf.path)][:0].reshape(leaf.shape)
-        if 0 in leaf.shape
-        else stored[stored_at(leaf.path)]
-        for leaf in leaves
-    }
+    try:
+        return {leaf.path: as_described(stored[stored_at(leaf.path)], leaf) for leaf in leaves}
+    except (KeyError, ValueError) as error:
+        raise StepDamagedError(f"its arrays are not those of its manifest: {error}") from error
 
 
 def _files_of(manifest: Manifest, verify: Verify) -> str:

@@ -89,7 +89,7 @@ class LeafSpec:
             value.get("weak", False),
         )
         texts = all(isinstance(text, str) for text in (spec.path, spec.dtype, spec.prng))
-        sides = all(type(side) is int and side >= 0 for side in spec.shape)
+        sides = all(type(side) is int and 0 <= side < 2**63 for side in spec.shape)
         if not texts or not sides or type(spec.weak) is not bool:
             raise TypeError(f"{value!r:.80} does not describe a leaf of a train state")
         return spec
@@ -149,6 +149,26 @@ def _jitted(leaf: LeafSpec) -> LeafSpec:
     else:
         dtype = jax.dtypes.canonicalize_dtype(np.dtype(leaf.dtype))
     return dataclasses.replace(leaf, dtype=_dtype_name(dtype))
+
+
+def as_described(stored: np.ndarray[Any, Any], leaf: LeafSpec) -> np.ndarray[Any, Any]:
+    """Return a stored array in the shape of its leaf; a PRNG key as its uint32 data.
+
+    Raises:
+      ValueError: shape or dtype are not those of the leaf.
+    """
+    shape, dtype = leaf.shape, leaf.dtype
+    if leaf.dtype == "key":
+        words = _KEY_BYTES[leaf.prng] // 4 if leaf.prng in _KEY_BYTES else stored.shape[-1]
+        shape, dtype = (*shape, words), "uint32"
+    elif leaf.dtype in _NUMBERS:
+        dtype = str(np.asarray(_NUMBERS[leaf.dtype]()).dtype)
+    expected = (1,) if 0 in leaf.shape else shape
+    if stored.shape != expected or str(stored.dtype) != dtype:
+        raise ValueError(
+            f"{leaf.path or '/'} is {leaf.kind} in the manifest, and {stored.dtype}{list(stored.shape)} in the arrays"
+        )
+    return stored[:0].reshape(shape) if 0 in leaf.shape else stored
 
 
 def leaves_by_path(tree: Any) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """What a run has seen, from its directory alone: its manifests tell the config, and each change on the way."""
 
-import logging
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -9,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 import loader
-from checkpointing.errors import CheckpointDamagedError
 from checkpointing.manifest import Manifest, package_versions
-from checkpointing.storage.directory import RunDirectory, StepDamagedError
+from checkpointing.storage.directory import RunDirectory
 from loader import (
     Fingerprint,
     MixtureProvenance,
@@ -25,7 +23,6 @@ from loader.sources.source_or_stream import check_is_no_stream
 #: Up to so many records all IDs are digested, a second's work, to see whether they are those of the run.
 DIGEST_IDS_UP_TO: Final = 1 << 26
 
-_log: Final = logging.getLogger(__name__)
 _Ids = Callable[[npt.NDArray[np.int64]], npt.NDArray[Any]]
 
 
@@ -125,16 +122,7 @@ def newest_manifest(directory: str | os.PathLike[str]) -> Manifest:
       CheckpointDamagedError: there are checkpoints, and none is whole.
     """
     run = RunDirectory(directory, write=False)
-    reasons: dict[int, str] = {}
-    for step in reversed(run.steps()):
-        try:
-            return run.check(step, verify="manifest")
-        except StepDamagedError as damage:
-            reasons[step] = str(damage)
-            _log.warning("%s step %d is damaged and was skipped: %s", run.path, step, damage)
-    if reasons:
-        raise CheckpointDamagedError(os.fspath(directory), reasons)
-    raise FileNotFoundError(f"{os.fspath(directory)} holds no checkpoint")
+    return run.newest(lambda step: run.check(step, verify="manifest"))
 
 
 class _IdColumn:

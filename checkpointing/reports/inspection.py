@@ -256,12 +256,14 @@ def inspect_run(
     reports: list[StepReport] = []
     newest: Manifest | None = None
     with Work(f"check of {os.fspath(directory)}", len(chosen), "steps") as work:
-        for step in chosen:
+        for step in chosen:  # which grows below
             looked_at = _look_at(run, step, verify)
             if looked_at is not None:
                 report, manifest = looked_at
                 reports.append(report)
                 newest = manifest if report.health == "intact" else newest
+            elif wanted is None:  # a run has deleted it, for a newer step
+                chosen += [one for one in run.steps() if one > chosen[-1]]
             work.advance()
     left_overs = tuple(run.left_overs())
     return RunReport(os.fspath(directory), verify, tuple(reports), newest, left_overs, run.writer())

@@ -2,12 +2,13 @@
 
 import errno
 import json
+import logging
 import os
 import re
-from collections.abc import Collection
-from typing import Any, Final, Literal
+from collections.abc import Callable, Collection
+from typing import Any, Final, Literal, TypeVar
 
-from checkpointing.errors import PLAIN_ORBAX
+from checkpointing.errors import PLAIN_ORBAX, CheckpointDamagedError
 from checkpointing.manifest import MAX_MANIFEST_BYTES, Manifest
 from checkpointing.storage.base import (
     ITEMS,
@@ -30,6 +31,10 @@ from loader import Position
 from loader.progress import Work
 
 Verify = Literal["full", "manifest"]
+
+_Result = TypeVar("_Result")
+
+_log: Final = logging.getLogger(__name__)
 
 #: A step that cannot be read for one of these is not damaged: another try may well succeed.
 _NOT_THE_STEPS_FAULT: Final = frozenset(
@@ -74,6 +79,7 @@ class RunDirectory:
         timeout_s: float = _STORE_TIMEOUT_S,
     ) -> None:
         self._storage = _storage_at(path, timeout_s)
+        self._shown = directory_text(path)
         if self._storage.is_one_step():
             raise ValueError(_of_one_step(os.fspath(path)))
         if write:
@@ -113,6 +119,43 @@ class RunDirectory:
     def steps(self) -> list[int]:
         """Numbers of all steps in rising order, whole or not."""
         return self._storage.steps()
+
+    def newest(self, read: Callable[[int], _Result], step: int | None = None) -> _Result:
+        """Read the newest intact step, beside a run that may save and delete steps meanwhile.
+
+        A step that was deleted while it was read is not damaged: the steps are listed again.
+
+        Args:
+          read: reads one step; raises `StepDamagedError` if it is damaged.
+          step: the only step to read, instead of the newest intact one.
+
+        Raises:
+          FileNotFoundError: there is no such step, or none at all.
+          CheckpointDamagedError: the step (or every step) is damaged.
+        """
+        reasons: dict[int, str] = {}
+        while True:
+            steps = self.steps()
+            left = [one for one in steps if one not in reasons and step in (None, one)]
+            if not left:
+                break
+            try:
+                return read(left[-1])
+            except Exception as error:
+                if left[-1] not in self.steps():
+                    continue
+                if not isinstance(error, StepDamagedError):
+                    raise
+                reasons[left[-1]] = str(error)
+                if step is None:
+                    _log.warning(
+                        "%s step %d is damaged and was skipped: %s", self._shown, left[-1], error
+                    )
+        if reasons:
+            raise CheckpointDamagedError(self._shown, reasons)
+        held = ", ".join(map(str, steps[-8:])) or "none"
+        what = "no steps" if step is None else f"no step {step}; its newest steps: {held}"
+        raise FileNotFoundError(f"{self._shown} has {what}")
 
     def holds(self, step: int) -> bool:
         """Whether something stands where a step would be."""

@@ -245,7 +245,7 @@ def test_the_newest_whole_checkpoint_tells(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_directory_without_checkpoint_is_named(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(FileNotFoundError, match="holds no checkpoint"):
+    with pytest.raises(FileNotFoundError, match="has no steps"):
         checkpointing.provenance(tmp_path)
     with pytest.raises(FileNotFoundError, match="gone"):
         checkpointing.provenance(tmp_path / "gone")

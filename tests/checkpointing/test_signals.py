@@ -96,10 +96,17 @@ def test_a_signal_after_the_last_save_still_ends_the_run(tmp_path: pathlib.Path)
     with checkpointing.Checkpoints(tmp_path, pipeline, save_every=1, keep=1) as checkpoints:
         run = checkpoints.resume({"w": np.zeros(1)})
         next(run.batches)
-        with pytest.raises(SystemExit) as caught, checkpoints.stop_on_signals():
-            assert not checkpoints.stop_requested
-            os.kill(os.getpid(), signal.SIGTERM)
-            assert checkpoints.stop_requested
+        asked = []
+
+        def stopped() -> None:
+            with checkpoints.stop_on_signals():
+                asked.append(checkpoints.stop_requested)
+                os.kill(os.getpid(), signal.SIGTERM)
+                asked.append(checkpoints.stop_requested)
+
+        with pytest.raises(SystemExit) as caught:
+            stopped()
         assert caught.value.code == 143
+        assert asked == [False, True]
         assert not checkpoints.stop_requested
         assert checkpoints.save(run.batches, run.train_state)
