@@ -40,7 +40,7 @@ from checkpointing.storage.directory import (
     StepDamagedError,
     Verify,
     check_verify,
-    directory_text,
+    shown,
 )
 from checkpointing.together.processes import ElsewhereError, Processes
 from checkpointing.together.signals import StopRequest, stop_requests
@@ -157,7 +157,7 @@ class Checkpoints:
             raise ValueError(
                 f"process_timeout_s must be seconds, more than 0, not {process_timeout_s!r}"
             )
-        self._shown = directory_text(directory)
+        self._shown = shown(directory)
         quiet_the_layers_below()
         self._processes = _processes(process_timeout_s)
         if pipeline.single_process and self._processes.are_several:
@@ -759,7 +759,7 @@ def _load(
         if verify == "manifest":
             directory.check(step)  # as in Checkpoints.resume
         raise RuntimeError(
-            f"{directory.path} step {step} is whole, but its train state cannot be read: {error}"
+            f"{directory.shown} step {step} is whole, but its train state cannot be read: {error}"
         ) from error
     try:
         return {leaf.path: as_described(stored[stored_at(leaf.path)], leaf) for leaf in leaves}

@@ -1,32 +1,37 @@
-"""What the layers below say of their own work, kept from a terminal that is there for the program's.
+"""Keep the messages of the layers below off the terminal.
 
-A program that has its own lines shown, by ``logging.basicConfig(level=logging.INFO)``, is shown some fifty
-lines of Orbax's for each three saves. They go through absl's one logger, which programs use too, so that it
-cannot be set to a level: lines are told apart by the file that they are written in.
+Under ``logging.basicConfig(level=logging.INFO)``, three saves print about fifty lines of Orbax. They go
+through absl's logger, which programs use too, so the file that wrote a line decides. After a failed save,
+which raises its own error, Orbax and its event loops print the same error up to three times more.
 """
 
 import importlib.util
 import logging
 import os
+import sys
+import traceback
 from collections.abc import Iterable
 from typing import Final
 
 #: Packages whose lines through absl's logger are not shown below WARNING.
 _BELOW: Final = ("orbax", "grain", "tensorstore", "etils")
+#: Errors of an event loop that is closed, or was closed half made.
+_OF_CLOSED_LOOPS: Final = ("Event loop is closed", "Invalid file descriptor: -1")
 #: Loggers that belong to one of the layers, with all below them.
 _OWN: Final = ("jax",)
 
 
 def quiet_the_layers_below() -> None:
-    """Keeps lines of Orbax, Grain, TensorStore and JAX below WARNING from being shown. Safe to call again.
+    """Hide lines of Orbax, Grain, TensorStore and JAX below WARNING. Safe to call again.
 
-    Warnings and errors come through. So does everything where the program has asked for it: by a level
-    of its own on the logger (``logging.getLogger("absl").setLevel(logging.INFO)``), before this or later, or
-    by the level DEBUG on the root logger.
+    Warnings and errors are shown, except for repetitions of a failed save's error. A level set on the
+    logger (``logging.getLogger("absl").setLevel(logging.INFO)``), or DEBUG on the root logger, shows all.
     """
-    absl = logging.getLogger("absl")
-    if not any(isinstance(one, _LayersBelow) for one in absl.filters):
-        absl.addFilter(_LayersBelow(absl))
+    for name in ("absl", "asyncio"):
+        logger = logging.getLogger(name)
+        if not any(isinstance(one, _LayersBelow) for one in logger.filters):
+            logger.addFilter(_LayersBelow(logger))
+    _hide_closed_loops()
     for name in _OWN:
         logger = logging.getLogger(name)
         if logger.level == logging.NOTSET and logger.getEffectiveLevel() > logging.DEBUG:
@@ -34,7 +39,7 @@ def quiet_the_layers_below() -> None:
 
 
 class _LayersBelow(logging.Filter):
-    """Drops what packages below say through a logger that is not theirs alone."""
+    """Drops lines of the packages below from a logger that programs share with them."""
 
     def __init__(self, logger: logging.Logger) -> None:
         super().__init__()
@@ -46,17 +51,44 @@ class _LayersBelow(logging.Filter):
         )
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a record is shown."""
-        return (
-            record.levelno >= logging.WARNING
-            or not record.pathname.startswith(self._folders)
-            or self._logger.level != logging.NOTSET
+        """Return whether a record is shown."""
+        if (
+            self._logger.level != logging.NOTSET
             or self._logger.getEffectiveLevel() <= logging.DEBUG
-        )
+        ):
+            return True
+        if record.levelno < logging.WARNING:
+            return not record.pathname.startswith(self._folders)
+        # The save raises the error of a thread of Orbax, and of a write that nobody awaits any more.
+        if "_SignalingThread.run() raised" in str(record.msg):
+            return False
+        error = record.exc_info[1] if record.exc_info else None
+        return "was never retrieved" not in str(record.msg) or not self._is_below(error)
+
+    def _is_below(self, error: BaseException | None) -> bool:
+        frames = traceback.walk_tb(error.__traceback__ if error else None)
+        return any(frame.f_code.co_filename.startswith(self._folders) for frame, _ in frames)
+
+
+def _hide_closed_loops() -> None:
+    """Hide errors of event loops that a failed save has closed while TensorStore was still writing."""
+    show = sys.unraisablehook
+    if getattr(show, "is_of_closed_loops", False):
+        return
+
+    def show_others(unraisable: "sys.UnraisableHookArgs") -> None:
+        text = str(unraisable.exc_value)
+        frames = traceback.walk_tb(unraisable.exc_traceback)
+        is_of_a_loop = any("asyncio" in frame.f_code.co_filename for frame, _ in frames)
+        if not (text in _OF_CLOSED_LOOPS and is_of_a_loop):
+            show(unraisable)
+
+    show_others.is_of_closed_loops = True  # type: ignore[attr-defined]
+    sys.unraisablehook = show_others
 
 
 def _folders_of(package: str) -> Iterable[str]:
-    """Where the files of a package are; nowhere, if there is none, or one that a program has put together."""
+    """Return the folders of a package; none if it is absent or was put together by the program."""
     try:
         spec = importlib.util.find_spec(package)
     except ValueError:

@@ -83,6 +83,8 @@ class Writer:
         self.last_step: int | None = None
         #: Whether `begin` returns only when the step is committed.
         self.blocks = STARTS_NO_THREADS_AT_EXIT
+        #: Failed steps: a write that was under way may bring back a directory after it was removed.
+        self._failed_steps: set[int] = set()
         self._errors: queue.SimpleQueue[RuntimeError] = queue.SimpleQueue()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._opened_by = os.getpid()
@@ -134,6 +136,7 @@ class Writer:
         if self._opened_by == os.getpid():
             self._thread.join()
             self._arrays.close()
+            self._clean()
 
     def _save(self, save: Save) -> None:
         """Write and commit a step. Runs in the writer's thread, and raises nothing."""
@@ -167,17 +170,24 @@ class Writer:
                 together("commit a checkpoint", lambda: self._commit(save))
         except BaseException as error:  # noqa: BLE001 (the caller raises it)
             self.last_step = None
-            if self._processes.is_first:
-                self._directory.clean_step(step)
+            self._failed_steps.add(step)
+            self._clean()
             failed = self.failed(step, error)
             if is_copied:
                 self._note(failed)
             else:
                 save.answer.put(failed)
             return
+        self._clean()
+        self._failed_steps.clear()
         if self._processes.is_first:
             self._log_save(save)
             self._delete_old(save)
+
+    def _clean(self) -> None:
+        if self._processes.is_first:
+            for step in self._failed_steps:
+                self._directory.clean_step(step)
 
     def _commit(self, save: Save) -> None:
         if self._processes.is_first:
@@ -203,7 +213,7 @@ class Writer:
             deleted = self._directory.keep_newest(self._keep, save.damaged)
         except Exception as error:  # noqa: BLE001 (the next call raises it)
             failed = RuntimeError(
-                f"step {save.manifest.step} is saved in {self._directory.path}, but steps before it could "
+                f"step {save.manifest.step} is saved in {self._shown}, but steps before it could "
                 f"not be deleted: {error}"
             )
             failed.__cause__ = error
@@ -224,7 +234,7 @@ class Writer:
     def failed(self, step: int, error: BaseException) -> RuntimeError:
         """Return the error of a save."""
         failed = RuntimeError(
-            f"the save of step {step} in {self._directory.path} has failed: {error}. Earlier "
+            f"the save of step {step} in {self._shown} has failed: {error}. Earlier "
             "checkpoints are intact, and the next save is independent of this one."
         )
         failed.__cause__ = error

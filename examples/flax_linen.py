@@ -41,7 +41,7 @@ def train_step(state: TrainState, batch: dict[str, Any]) -> tuple[TrainState, ja
         return loader.masked_mean(losses, batch["mask"])  # padding of the last batch is no digit
 
     loss, gradients = jax.value_and_grad(mean_loss)(state.params)
-    return state.apply_gradients(grads=gradients), loss  # type: ignore[no-untyped-call]
+    return state.apply_gradients(grads=gradients), loss
 
 
 def main(run_dir: str, steps: int) -> None:
@@ -52,7 +52,7 @@ def main(run_dir: str, steps: int) -> None:
     model = Classifier()
     params = model.init(jax.random.key(5), images[:1])["params"]
     optimizer = optax.adamw(3e-3)
-    state = TrainState.create(apply_fn=model.apply, params=params, tx=optimizer)  # type: ignore[no-untyped-call]
+    state = TrainState.create(apply_fn=model.apply, params=params, tx=optimizer)
     with checkpointing.Checkpoints(run_dir, loader.Pipeline(source, config), 100, 3) as checkpoints:
         run = checkpoints.resume(state)
         state = run.train_state

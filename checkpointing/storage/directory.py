@@ -64,6 +64,9 @@ class RunDirectory:
       write: whether to open it for writing; for reading, nothing is made, locked or cleaned.
       timeout_s: seconds after which an object store is taken for one that does not answer.
 
+    Attributes:
+      shown: the path as the text of messages.
+
     Raises:
       TypeError: it is no path.
       ValueError: it is an address of a kind that is not supported, or the directory of one step.
@@ -79,7 +82,7 @@ class RunDirectory:
         timeout_s: float = _STORE_TIMEOUT_S,
     ) -> None:
         self._storage = _storage_at(path, timeout_s)
-        self._shown = directory_text(path)
+        self.shown = shown(path)
         if self._storage.is_one_step():
             raise ValueError(_of_one_step(os.fspath(path)))
         if write:
@@ -149,13 +152,13 @@ class RunDirectory:
                 reasons[left[-1]] = str(error)
                 if step is None:
                     _log.warning(
-                        "%s step %d is damaged and was skipped: %s", self._shown, left[-1], error
+                        "%s step %d is damaged and was skipped: %s", self.shown, left[-1], error
                     )
         if reasons:
-            raise CheckpointDamagedError(self._shown, reasons)
+            raise CheckpointDamagedError(self.shown, reasons)
         held = ", ".join(map(str, steps[-8:])) or "none"
         what = "no steps" if step is None else f"no step {step}; its newest steps: {held}"
-        raise FileNotFoundError(f"{self._shown} has {what}")
+        raise FileNotFoundError(f"{self.shown} has {what}")
 
     def holds(self, step: int) -> bool:
         """Whether something stands where a step would be."""
@@ -316,7 +319,7 @@ def processes_in(manifest: Manifest) -> int | None:
 
 
 def directory_text(path: str | os.PathLike[str]) -> str:
-    """A path, or an address, as it was given.
+    """Return a path, or an address, as text.
 
     Raises:
       TypeError: it is neither.
@@ -327,6 +330,11 @@ def directory_text(path: str | os.PathLike[str]) -> str:
             f"a run's directory is a path, or an address such as gs://bucket/name, as a string; not {path!r:.80}"
         )
     return text
+
+
+def shown(path: str | os.PathLike[str]) -> str:
+    """Return a path for messages, with its control characters escaped."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in directory_text(path))
 
 
 def check_verify(verify: Any) -> None:

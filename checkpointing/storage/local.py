@@ -455,8 +455,9 @@ def _files(step: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
 
 
 def _files_in(top: pathlib.Path, step: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
-    for folder, _, names in os.walk(top, onerror=_raise, followlinks=False):
-        for name in sorted(names):
+    for folder, folders, names in os.walk(top, onerror=_raise, followlinks=False):
+        links = [name for name in folders if pathlib.Path(folder, name).is_symlink()]
+        for name in sorted(names + links):
             path = pathlib.Path(folder, name)
             inside = path.relative_to(step).as_posix()
             if inside != MANIFEST_FILE:

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import errno
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -1836,6 +1837,79 @@ def test_bytes_of_the_manifest_cannot_change_unnoticed(copied: pathlib.Path) -> 
     for at in range(0, len(data), 97):
         path.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
         assert resume(copied, run_config=RUN_CONFIG).position.step == 2
+
+
+@pytest.mark.parametrize("shape", [[10**18], [0, 10**30], [0, 2**62, 2**62], [7]])
+def test_a_stranger_manifest_with_another_shape_is_damage(
+    copied: pathlib.Path, shape: list[int]
+) -> None:
+    rewrite(copied, 3, lambda manifest: manifest["train_state"][0].update(shape=shape))
+    with pytest.raises(CheckpointDamagedError, match="step 3: "):
+        checkpointing.load(copied, 3)
+    assert checkpointing.load(copied)[0].step == 2
+
+
+def test_an_extra_empty_folder_changes_nothing(copied: pathlib.Path) -> None:
+    (copied / "3/train_state/more").mkdir()
+    run = resume(copied, run_config=RUN_CONFIG)
+    assert run.position.step == 3
+    assert checkpointing.load(copied)[0].step == 3
+
+
+def test_a_name_with_control_characters_is_escaped_in_messages(tmp_path: pathlib.Path) -> None:
+    with (
+        Checkpoints(tmp_path / "a\x1b[31m\nb", a_pipeline(), 1, 9) as checkpoints,
+        pytest.raises(ValueError, match=r"a\\x1b\[31m\\nb holds no checkpoint"),
+    ):
+        checkpoints.resume(jax.eval_shape(a_state))
+
+
+def test_a_step_deleted_while_it_is_read_is_not_damage(
+    run_directory: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run with ``keep=1`` saves another step at the worst moments of a reader."""
+    directory: Any = checkpointing.storage.directory.RunDirectory
+    module: Any = checkpointing.checkpoints
+    check, read_arrays = directory.check, module.read_arrays
+    with Checkpoints(run_directory, a_pipeline(num_epochs=None), 1, 1) as checkpoints:
+        run = checkpoints.resume(a_state())
+        state = run.train_state
+
+        def save_another() -> None:
+            nonlocal state
+            state = train_step(state, next(run.batches))
+            checkpoints.save(run.batches, state)
+            checkpoints.wait()
+
+        def before(read: Callable[..., Any], at: int) -> Callable[..., Any]:
+            calls = itertools.count()
+
+            def slow(*arguments: Any, **settings: Any) -> Any:
+                if next(calls) == at:
+                    save_another()
+                return read(*arguments, **settings)
+
+            return slow
+
+        for name, target, real in [
+            ("check", directory, check),
+            ("read_arrays", module, read_arrays),
+        ]:
+            save_another()
+            with monkeypatch.context() as patched:
+                patched.setattr(target, name, before(real, 0))
+                manifest, leaves = checkpointing.load(run_directory)
+            assert manifest.step == run.batches.position.step
+            assert leaves["/step"] == manifest.step
+            with monkeypatch.context() as patched:
+                patched.setattr(target, name, before(real, 0))
+                with pytest.raises(FileNotFoundError, match=r"has no step \d+; its newest steps: "):
+                    checkpointing.load(run_directory, run.batches.position.step)
+        with monkeypatch.context() as patched:
+            patched.setattr(directory, "check", before(check, 0))
+            report = inspect_run(run_directory)
+        assert report.intact
+        assert [one.step for one in report.steps] == [run.batches.position.step]
 
 
 EDITS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {

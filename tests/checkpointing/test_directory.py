@@ -166,6 +166,7 @@ DAMAGES: dict[str, tuple[Callable[[pathlib.Path], object], str]] = {
     "no train state": (lambda step: (step / "train_state").rename(step / "elsewhere"), "train_state is missing"),
     "no manifest": (lambda step: (step / "manifest").rename(step / "elsewhere"), "manifest/metadata is missing"),
     "a file renamed": (lambda step: (step / "train_state/d/1").rename(step / "train_state/d/3"), "train_state/d/1 is missing"),
+    "a link to a folder": (lambda step: (step / "train_state/more").symlink_to(step), "train_state/more"),
     "a link as a file": (lambda step: replace_by_link(step / "train_state/d/0"), "train_state/d/0 is not a regular file"),
     "a link as the iterator": (lambda step: replace_by_link(step / "iterator/metadata"), "iterator/metadata is not a regular file"),
     "a link as the manifest": (lambda step: replace_by_link(step / "manifest/metadata"), "symbolic link"),

@@ -235,7 +235,7 @@ def test_a_normal_run_shows_what_the_program_prints(tmp_path: pathlib.Path) -> N
 def test_a_run_with_its_own_lines_shown_shows_ours_beside(tmp_path: pathlib.Path) -> None:
     printed, logged = terminal_of(tmp_path, "1", "shown")
     assert printed == ["trained 20"]
-    found = [re.match(r"INFO:(loader|checkpointing)\.(\w+):", line) for line in logged]
+    found = [re.match(r"INFO:(loader|checkpointing)\.([\w.]+):", line) for line in logged]
     assert all(found), logged
     modules = [one[2] for one in found if one]
     assert modules.count("workers") == 1
