@@ -133,7 +133,7 @@ def test_a_run_tells_where_it_begins_what_it_saves_and_what_it_deletes(
             for _ in run.batches:
                 checkpoints.save(run.batches, run.train_state)
                 checkpoints.wait()
-    assert {record.name for record in caplog.records} == {"checkpointing.checkpoints"}
+    assert {record.name for record in caplog.records} == {"checkpointing.checkpoints", "checkpointing.writer"}
     assert {record.levelno for record in caplog.records} == {logging.INFO}
     took = r"\d+(\.\d)? m?s"
     patterns = [
@@ -238,7 +238,7 @@ def test_a_run_with_its_own_lines_shown_shows_ours_beside(tmp_path: pathlib.Path
     found = [re.match(r"INFO:(loader|checkpointing)\.([\w.]+):", line) for line in logged]
     assert all(found), logged
     modules = [one[2] for one in found if one]
-    assert modules.count("workers") == 1
+    assert modules.count("reading.workers") == 1
     assert modules.count("checkpoints") >= 1 + 5 + 4  # a start, five saves, and deletions
 
 
