@@ -2,8 +2,8 @@
 
 - `Checkpoints.resume` gives a `Run`, and `Checkpoints.save` saves it. What differs from a checkpoint is a
   `CheckpointMismatchError`; where none is whole, that is a `CheckpointDamagedError`.
-- `load` reads a checkpoint and its `Manifest` without a pipeline, `inspect_run` tells what a directory holds,
-  `provenance` and `mixture_provenance` what its steps were made of.
+- `load` reads a checkpoint and its `Manifest` without a pipeline, `inspect_run` reports on a run directory,
+  and `provenance` returns the records of each step.
 - `run_drill` kills a training script again and again, and compares it with one that was not killed, in a
   `DrillReport`. A `step_log` has what each step delivered; `read_step_log` reads it.
 - `checkpointing.testing` has assertions for a test suite of your own.
@@ -19,7 +19,7 @@ from checkpointing.proof.drill import run_drill
 from checkpointing.proof.process import DrillError
 from checkpointing.proof.report import DrillReport
 from checkpointing.proof.step_log import Delivery, read_step_log, step_log
-from checkpointing.reports.history import mixture_provenance, provenance
+from checkpointing.reports.history import provenance
 from checkpointing.reports.inspection import RunReport, StepReport, inspect_run
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
     "StepReport",
     "inspect_run",
     "load",
-    "mixture_provenance",
     "provenance",
     "read_step_log",
     "run_drill",

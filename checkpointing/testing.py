@@ -40,7 +40,6 @@ from loader import (
     ReadOptions,
     audit,
     audit_batches,
-    audit_mixture,
     check_transform,
 )
 from loader.stream import Stream
@@ -228,7 +227,7 @@ def assert_covers_epoch(
                 "a mixture's parts have epochs of their own: it is audited as a whole, from the first step "
                 "on, and takes neither epoch nor batches"
             )
-        report = audit_mixture(made, alignment=alignment, ids_only=ids_only)
+        report = audit(made, alignment=alignment, ids_only=ids_only)
     elif batches is None:
         epochs = range(epoch, epoch + 1)
         report = audit(made, epochs, alignment, ids_only=ids_only)

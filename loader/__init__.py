@@ -16,8 +16,7 @@ turn, and `GrainStream` a chain of Grain's own data sets.
 - Random numbers: `record_keys`, `uniforms` and `rng`.
 - How it goes: `BatchIterator.stats` gives `StreamStats`; who wants to be told is an `OnStats`.
   `watch_progress` tells an `OnProgress` of the `Progress` of long work, such as fingerprints and audits.
-- Looking into a stream: `audit`, `audit_batches` and `audit_mixture`; `provenance` and
-  `mixture_provenance`; `check_transform`.
+- Checks of a stream: `audit`, `audit_batches`, `provenance` and `check_transform`.
 - What may be raised while batches are read: `RecordReadError`, also where a source raises
   `DataChangedError`; `WorkerDiedError`; `GrainStateError`.
 """
@@ -29,7 +28,6 @@ from loader.audit import (
     Offender,
     audit,
     audit_batches,
-    audit_mixture,
 )
 from loader.audit.determinism import Change, TransformReport, check_transform
 from loader.audit.provenance import (
@@ -37,7 +35,6 @@ from loader.audit.provenance import (
     Provenance,
     StepRecords,
     Visit,
-    mixture_provenance,
     provenance,
 )
 from loader.batching import Position, Segment, masked_mean
@@ -119,7 +116,6 @@ __all__ = [
     "WorkerDiedError",
     "audit",
     "audit_batches",
-    "audit_mixture",
     "check_transform",
     "dataset_digest",
     "decode_image",
@@ -131,7 +127,6 @@ __all__ = [
     "global_batch",
     "masked_mean",
     "merge_digests",
-    "mixture_provenance",
     "position_of",
     "provenance",
     "record_keys",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from checkpointing import *  # noqa: F403
-    from loader import *  # type: ignore[assignment]  # noqa: F403  (both have `provenance`)
+    from loader import *  # type: ignore[no-redef]  # noqa: F403  (`checkpointing.provenance` takes streams too)
 
 _LAYERS = ("loader", "checkpointing")
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,9 @@ from checkpointing.manifest import Manifest, package_versions
 from checkpointing.storage.directory import RunDirectory
 from loader import (
     Fingerprint,
+    Mixture,
     MixtureProvenance,
+    Pipeline,
     Provenance,
     RecordSource,
 )
@@ -23,36 +25,70 @@ from loader.sources.source_or_stream import check_is_no_stream
 #: Up to so many records all IDs are digested, a second's work, to see whether they are those of the run.
 DIGEST_IDS_UP_TO: Final = 1 << 26
 
+_Directory = str | os.PathLike[str]
 _Ids = Callable[[npt.NDArray[np.int64]], npt.NDArray[Any]]
 
 
+@overload
+def provenance(run: Pipeline, *, until: SupportsIndex | None = None) -> Provenance: ...
+@overload
+def provenance(run: Mixture, *, until: SupportsIndex | None = None) -> MixtureProvenance: ...
+@overload
+def provenance(run: _Directory, sources: None = None, *, ahead: bool = False) -> Any: ...
+@overload
 def provenance(
-    directory: str | os.PathLike[str], source: RecordSource | None = None, *, ahead: bool = False
-) -> Provenance:
-    """What a run has seen, as its newest whole checkpoint tells; a run may be writing meanwhile.
+    run: _Directory, sources: Mapping[str, RecordSource], *, ahead: bool = False
+) -> MixtureProvenance: ...
+@overload
+def provenance(run: _Directory, sources: RecordSource, *, ahead: bool = False) -> Provenance: ...
+def provenance(
+    run: _Directory | Pipeline | Mixture,
+    sources: RecordSource | Mapping[str, RecordSource] | None = None,
+    *,
+    ahead: bool = False,
+    until: SupportsIndex | None = None,
+) -> Provenance | MixtureProvenance:
+    """Return the provenance of a run from its newest intact checkpoint, or of a stream.
 
-    Rows can always be told. IDs can where all of them are row numbers, which their digest in the
-    checkpoint shows for up to 67,108,864 records; otherwise they need the source of the records.
+    The rows are always derived, and the run may be writing meanwhile. IDs are derived if all are row
+    numbers, which their digest in the checkpoint shows for up to 67,108,864 records. Other IDs need
+    the source.
 
     Args:
-      directory: of the run.
-      source: the data of the run. No record is read of it, only IDs.
-      ahead: answer also for steps after the checkpoint, as they come if the run goes on as it is.
+      run: the run directory, or a stream whose config never changed.
+      sources: the source of the run's records; of a mixture, the sources of some parts or all, by
+        name. Only IDs are read.
+      ahead: also answer for steps after the checkpoint, as they come if nothing changes.
+      until: of a stream, the number of steps that were delivered. Default: all.
 
     Returns:
-      A `Provenance` with a segment for each change of the batch size, and of what is left out.
+      A `Provenance`, with a segment for each change of the config; of a mixture, a
+      `MixtureProvenance`.
 
     Raises:
       FileNotFoundError: there is no checkpoint.
-      CheckpointDamagedError: there are checkpoints, and none is whole.
-      ValueError: the source is not the data of the run; the order or the changes of the run cannot
-        be derived by this version; the run is of a mixture.
+      CheckpointDamagedError: no checkpoint is intact.
+      TypeError: ``until`` with a directory; ``sources`` or ``ahead`` with a stream.
+      ValueError: a source does not hold the run's records; there is no such part; this version
+        cannot derive the run's order or its changes.
     """
-    manifest, derived, where = _derived(directory)
+    if not isinstance(run, str | os.PathLike):
+        if sources is not None or ahead:
+            raise TypeError("sources and ahead are for a run directory: a stream takes until alone")
+        return loader.provenance(run, until)
+    if until is not None:
+        raise TypeError("until is for a stream: the checkpoint in a run directory has its step")
+    manifest, derived, where = _derived(run)
     if derived.turns is not None:
-        raise ValueError(
-            f"{where} is of a mixture of {', '.join(derived.parts)}: ask mixture_provenance"
-        )
+        return _of_mixture(manifest, derived, where, sources, ahead=ahead)
+    if isinstance(sources, Mapping):
+        raise ValueError(f"{where} is of one pipeline: give its source, not sources by name")
+    return _of_pipeline(manifest, derived, where, sources, ahead=ahead)
+
+
+def _of_pipeline(
+    manifest: Manifest, derived: Derivation, where: str, source: RecordSource | None, *, ahead: bool
+) -> Provenance:
     segments, data = derived.parts[""]
     try:
         rows_only = Provenance(segments, manifest.position)
@@ -67,28 +103,16 @@ def provenance(
     return Provenance(segments, rows_only.stop, ids, ids_from)
 
 
-def mixture_provenance(
-    directory: str | os.PathLike[str],
-    sources: Mapping[str, RecordSource] | None = None,
+def _of_mixture(
+    manifest: Manifest,
+    derived: Derivation,
+    where: str,
+    sources: RecordSource | Mapping[str, RecordSource] | None,
     *,
-    ahead: bool = False,
+    ahead: bool,
 ) -> MixtureProvenance:
-    """What a run on a mixture has seen; as `provenance`.
-
-    Args:
-      directory: of the run.
-      sources: the data of some parts or all, by name. No record is read of them, only IDs.
-      ahead: as for `provenance`.
-
-    Raises:
-      FileNotFoundError, CheckpointDamagedError: as for `provenance`.
-      ValueError: as for `provenance`; the run is not of a mixture; there is no such part.
-    """
-    manifest, derived, where = _derived(directory)
     sources = {} if sources is None else sources
-    turns = derived.turns
-    if turns is None:
-        raise ValueError(f"{where} is of one pipeline, not of a mixture: ask provenance")
+    turns: Any = derived.turns
     if not isinstance(sources, Mapping):
         raise ValueError(f"{where} is of a mixture: give the sources by the names of its parts")
     unknown = sorted(set(sources) - set(derived.parts))

@@ -18,7 +18,7 @@ numbers, their source has no ``rows_of(ids)``, and some came out of place, 16 by
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
 import numpy as np
 
@@ -55,7 +55,6 @@ __all__ = [
     "Offender",
     "audit",
     "audit_batches",
-    "audit_mixture",
 ]
 
 Progress = Callable[[int], None]
@@ -75,38 +74,78 @@ class _Pipeline(Protocol):
     def iterate(self, start: Any, /) -> Iterator[Any]: ...
 
 
+@overload
 def audit(
-    pipeline: _Pipeline,
+    stream: _Pipeline,
     epochs: int | range | Sequence[int] | None = None,
     alignment: Alignment | None = None,
     *,
     ids_only: bool = False,
     progress: Progress | None = None,
-) -> AuditReport:
-    """Audits what a `Pipeline` delivers.
+) -> AuditReport: ...
+@overload
+def audit(
+    stream: MixedStream,
+    *,
+    alignment: Alignment | None = None,
+    steps: int | None = None,
+    ids_only: bool = False,
+    progress: Progress | None = None,
+) -> MixtureReport: ...
+def audit(
+    stream: Any,
+    epochs: int | range | Sequence[int] | None = None,
+    alignment: Alignment | None = None,
+    *,
+    steps: int | None = None,
+    ids_only: bool = False,
+    progress: Progress | None = None,
+) -> AuditReport | MixtureReport:
+    """Audit the batches of a `Pipeline` or a `Mixture`.
 
     Args:
-      pipeline: iterated as a training loop would; its fields are compared with the source's, bit for
-        bit, unless it has a transform.
-      epochs: how many from the first on, or a range of them; by default all, or the first one of a
-        stream without end.
-      alignment: an oracle of your own, such as ``y == 2 * x - 1``: given the real records of each
-        batch (``id``, ``mask`` and all fields, with a leading axis of k), it returns bool[k].
-      ids_only: takes the IDs of each batch alone (`Pipeline.ids`). Reads no record, and so sees
-        neither masks nor fields.
-      progress: called with the number of slots done, now and then.
+      stream: iterated as a training loop would. Fields are compared with the source's, bit for bit,
+        unless there is a transform. An audit of a mixture also checks whose turn each step is, and
+        makes an iterator for each step.
+      epochs: of a pipeline: how many from the first on, or a range of them. Default: all, or the
+        first one of a stream without end.
+      alignment: an oracle of your own, such as ``y == 2 * x - 1``. It gets the real records of each
+        batch (``id``, ``mask`` and all fields, with a leading axis of k) and returns bool[k].
+      steps: of a mixture: how many from the first on. Default: until each part has come once through
+        its records, or until the mixture ends. Each part's last epoch is audited as far as it came.
+      ids_only: audit the IDs only (`Pipeline.ids`), without masks and fields. No record is read.
+      progress: called with the number of slots done, now and then; in a mixture, of the current part.
 
     Returns:
-      The findings, and what they cover. Records that cannot be read and are masked for it
-      (``on_bad_record="mask"``) are left out as configured, and are counted.
+      The findings and the coverage; for a mixture, by part. Records that cannot be read and are
+      masked for it (``on_bad_record="mask"``) are left out as configured, and are counted.
 
     Raises:
-      TypeError, ValueError: no such epochs; an alignment function that returns something else, or
-        that is given for IDs alone.
+      TypeError, ValueError: no such epochs or steps; an alignment function that returns something
+        else, or that is given together with ``ids_only``.
       RecordReadError: under ``on_bad_record="raise"``.
     """
     if ids_only and alignment is not None:
         raise ValueError("an audit of IDs alone reads no fields that the alignment could look at")
+    if hasattr(stream, "weights"):
+        if epochs is not None:
+            raise TypeError(
+                f"epochs is {epochs!r}, but the parts of a mixture have epochs of their own: give steps"
+            )
+        return _audit_mixture(stream, steps, alignment, progress, ids_only=ids_only)
+    if steps is not None:
+        raise TypeError(f"steps is {steps!r}, but it is for mixtures: give epochs")
+    return _audit_pipeline(stream, epochs, alignment, progress, ids_only=ids_only)
+
+
+def _audit_pipeline(
+    pipeline: _Pipeline,
+    epochs: int | range | Sequence[int] | None,
+    alignment: Alignment | None,
+    progress: Progress | None,
+    *,
+    ids_only: bool,
+) -> AuditReport:
     due = _due(pipeline.source, pipeline.config, epochs)
     first, last = due.step(due.first), due.step(due.end or due.first)
     to_the_end = due.end_epoch == pipeline.config.num_epochs
@@ -168,32 +207,14 @@ def audit_batches(
     return _audit(batches, source, due, alignment, progress, masks=True, transformed=transformed)
 
 
-def audit_mixture(
+def _audit_mixture(
     mixture: MixedStream,
-    steps: int | None = None,
-    alignment: Alignment | None = None,
+    steps: int | None,
+    alignment: Alignment | None,
+    progress: Progress | None,
     *,
-    ids_only: bool = False,
-    progress: Progress | None = None,
+    ids_only: bool,
 ) -> MixtureReport:
-    """Audits what a `Mixture` delivers: whose turn each step is, and each part as a stream of its own.
-
-    Args:
-      mixture: a new iterator is asked for each step.
-      steps: how many from the first on; by default as many as it takes until each part has come once
-        through its records, or until the mixture ends.
-      alignment: as of `audit`, for all parts.
-      ids_only: as of `audit`.
-      progress: called with the number of slots done of the part under way, now and then.
-
-    Returns:
-      The findings by part. A part's epoch under way at the end is audited as far as it came.
-
-    Raises:
-      TypeError, ValueError: as of `audit`; the mixture has fewer steps.
-    """
-    if ids_only and alignment is not None:
-        raise ValueError("an audit of IDs alone reads no fields that the alignment could look at")
     due = {
         name: _due(part.source, part.config, None, endless=True)
         for name, part in mixture.parts.items()

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, SupportsIndex
+from typing import Any, Final, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -346,31 +346,32 @@ class MixtureProvenance:
         return found
 
 
-def provenance(pipeline: Pipeline, until: SupportsIndex | None = None) -> Provenance:
-    """The provenance of a pipeline's stream, in a run that never changed its config.
+@overload
+def provenance(stream: Pipeline, until: SupportsIndex | None = None) -> Provenance: ...
+@overload
+def provenance(stream: Mixture, until: SupportsIndex | None = None) -> MixtureProvenance: ...
+def provenance(
+    stream: Pipeline | Mixture, until: SupportsIndex | None = None
+) -> Provenance | MixtureProvenance:
+    """Return the provenance of a stream whose config never changed.
 
     Args:
-      pipeline: nothing of it is read but IDs.
-      until: how many steps were delivered; by default all of the stream counts.
-
-    Returns:
-      Its `Provenance`.
+      stream: only IDs are read.
+      until: the number of steps that were delivered. Default: all of the stream.
 
     Raises:
-      TypeError, ValueError: ``until`` is no number of steps of this stream.
+      TypeError: ``stream`` is neither a `Pipeline` nor a `Mixture`; ``until`` is not an integer.
+      ValueError: ``until`` is more than the stream's number of steps, or negative.
     """
-    steps = None if until is None else _until(until, pipeline.grid.num_steps)
-    return _of_pipeline(pipeline, steps)
-
-
-def mixture_provenance(mixture: Mixture, until: SupportsIndex | None = None) -> MixtureProvenance:
-    """The provenance of a mixture's stream; as `provenance`.
-
-    Raises:
-      TypeError, ValueError: ``until`` is no number of steps of this stream.
-    """
-    steps = mixture.grid.num_steps
+    if not isinstance(stream, Pipeline | Mixture):
+        raise TypeError(
+            f"provenance is derived for a Pipeline or a Mixture, not for {type(stream).__name__}"
+        )
+    steps = stream.grid.num_steps
     stop = None if until is None else _until(until, steps)
+    if isinstance(stream, Pipeline):
+        return _of_pipeline(stream, stop)
+    mixture = stream
     counts = dict.fromkeys(mixture.parts) if stop is None else mixture.turns.before(stop)
     parts = {name: _of_pipeline(mixture.parts[name], count) for name, count in counts.items()}
     return MixtureProvenance(mixture.turns, parts, stop, steps)

@@ -153,12 +153,8 @@ def run(run_dir: str, asked: Asked, *, as_json: bool = False) -> int:
     chosen = None if asked.epochs is None else parse_epochs(asked.epochs)
     given = None if asked.source is None else source_of(asked.source)
     try:
-        history: Run
-        if part is None:
-            history = checkpointing.provenance(run_dir, given, ahead=asked.ahead)
-        else:
-            sources = None if given is None else {part: given}
-            history = checkpointing.mixture_provenance(run_dir, sources, ahead=asked.ahead)
+        sources = given if part is None or given is None else {part: given}
+        history: Run = checkpointing.provenance(run_dir, sources, ahead=asked.ahead)
         found = asked_about(history, part)
         rows = [*(found.row_of(an_id(found, text)) for text in asked.ids), *asked.rows]
         answer = {
@@ -210,7 +206,11 @@ def asked_about(run: "Run", part: str | None) -> "loader.Provenance":
     import loader
 
     if isinstance(run, loader.Provenance):
+        if part is not None:
+            raise ValueError(f"--part {part}: the run is of one pipeline and has no parts")
         return run
+    if part is None:
+        raise ValueError(f"the run is of a mixture of {', '.join(run.parts)}: give --part")
     if part not in run.parts:
         raise KeyError(f"the run has the parts {', '.join(run.parts)}, not {part!r}")
     return run.parts[part]

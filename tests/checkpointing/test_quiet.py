@@ -133,7 +133,10 @@ def test_a_run_tells_where_it_begins_what_it_saves_and_what_it_deletes(
             for _ in run.batches:
                 checkpoints.save(run.batches, run.train_state)
                 checkpoints.wait()
-    assert {record.name for record in caplog.records} == {"checkpointing.checkpoints", "checkpointing.writer"}
+    assert {record.name for record in caplog.records} == {
+        "checkpointing.checkpoints",
+        "checkpointing.writer",
+    }
     assert {record.levelno for record in caplog.records} == {logging.INFO}
     took = r"\d+(\.\d)? m?s"
     patterns = [

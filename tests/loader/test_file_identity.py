@@ -227,15 +227,15 @@ def test_a_source_that_keeps_nothing_needs_to_know_nothing_of_verify(root: Path)
 def test_a_runs_directory_tells_what_its_steps_held(root: Path, tmp_path: Path) -> None:
     source = pipeline_of(root).source
     ids = train(tmp_path / "named", pipeline_of(root), 3)
-    history = checkpointing.provenance(tmp_path / "named", source=source)
+    history = checkpointing.provenance(tmp_path / "named", sources=source)
     assert history.records_at(2).ids.tolist() == ids[2]  # type: ignore[union-attr]
     numbers = train(tmp_path / "numbered", pipeline_of(root, "row"), 3)
     history = checkpointing.provenance(tmp_path / "numbered")
-    assert history.records_at(2).ids.tolist() == numbers[2]  # type: ignore[union-attr]
+    assert history.records_at(2).ids.tolist() == numbers[2]
     (root / "val.bin").write_bytes(b"new")
     with pytest.raises(ValueError, match="the source"):
-        checkpointing.provenance(tmp_path / "named", source=ByteSource(root))
+        checkpointing.provenance(tmp_path / "named", sources=ByteSource(root))
     (root / "val.bin").unlink()
     (root / "train/0011.bin").rename(root / "val.bin")
     with pytest.raises(ValueError, match="IDs are not those"):
-        checkpointing.provenance(tmp_path / "named", source=ByteSource(root))
+        checkpointing.provenance(tmp_path / "named", sources=ByteSource(root))

@@ -296,7 +296,7 @@ def test_audit_of_a_mixture_is_clean(
 ) -> None:
     mixture = web_and_code(final_batch=final_batch, num_epochs=num_epochs)
     for steps in (None, 1, 13):
-        report = loader.audit_mixture(mixture, steps, ids_only=ids_only)
+        report = loader.audit(mixture, steps=steps, ids_only=ids_only)
         assert report.clean, str(report)
         assert report.to_dict()["clean"]
         assert report.steps == steps or steps is None
@@ -307,7 +307,7 @@ def test_audit_of_a_mixture_is_clean(
 
 
 def test_audit_by_default_comes_once_through_each_part() -> None:
-    report = loader.audit_mixture(web_and_code())
+    report = loader.audit(web_and_code())
     assert all(part_report.epochs[0].delivered for part_report in report.parts.values())
     assert report.parts["web"].epochs[0].delivered == 23
     assert report.parts["code"].epochs[0].delivered == 10
@@ -324,7 +324,7 @@ class Wrong(Mixture):
 def test_audit_finds_a_turn_that_is_another_parts() -> None:
     right = web_and_code()
     assert (right.turn(4).part, right.turn(5).part) == ("web", "code")
-    report = loader.audit_mixture(Wrong(right.parts, right.weights), 20)
+    report = loader.audit(Wrong(right.parts, right.weights), steps=20)
     assert not report.clean
     assert report.wrong_turns == 1
     assert report.turn_sample == ((5, "code", "web"),)
@@ -336,7 +336,7 @@ def test_audit_finds_a_turn_that_is_another_parts() -> None:
 def test_audit_finds_a_batch_that_comes_twice() -> None:
     right = Mixture({"a": part(23), "b": part(10)}, {"a": 9, "b": 1})
     assert right.turn(4).part == right.turn(5).part == "a"
-    report = loader.audit_mixture(Wrong(right.parts, right.weights), 6)
+    report = loader.audit(Wrong(right.parts, right.weights), steps=6)
     assert {"multiplicity", "omissions"} <= set(report.parts["a"].found)
     assert report.wrong_turns == 0
 
@@ -344,12 +344,16 @@ def test_audit_finds_a_batch_that_comes_twice() -> None:
 def test_audit_of_more_steps_than_there_are_is_refused() -> None:
     mixture = web_and_code(num_epochs=2)
     with pytest.raises(ValueError, match="steps is 18, and the mixture ends after 17"):
-        loader.audit_mixture(mixture, 18)
+        loader.audit(mixture, steps=18)
     for steps in (0, -3):
         with pytest.raises(ValueError, match="at least 1"):
-            loader.audit_mixture(mixture, steps)
+            loader.audit(mixture, steps=steps)
+    with pytest.raises(TypeError, match="epochs is 2, but the parts of a mixture"):
+        loader.audit(mixture, 2)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="steps is 2, but it is for mixtures"):
+        loader.audit(mixture.parts["web"], steps=2)  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="IDs alone"):
-        loader.audit_mixture(mixture, alignment=lambda batch: batch["mask"], ids_only=True)
+        loader.audit(mixture, alignment=lambda batch: batch["mask"], ids_only=True)
 
 
 # Provenance
@@ -359,7 +363,7 @@ def test_audit_of_more_steps_than_there_are_is_refused() -> None:
 def test_provenance_tells_each_step_and_each_record(num_epochs: int | None) -> None:
     mixture = web_and_code(num_epochs=num_epochs)
     steps = 30 if num_epochs is None else len(mixture)
-    found = loader.mixture_provenance(mixture, steps)
+    found = loader.provenance(mixture, steps)
     came: dict[tuple[str, int], list[tuple[int, int]]] = {}
     for step in range(steps):
         records = found.records_at(step)
@@ -382,18 +386,18 @@ def test_provenance_tells_each_step_and_each_record(num_epochs: int | None) -> N
 
 def test_provenance_of_what_the_mixture_never_reaches() -> None:
     mixture = web_and_code(num_epochs=2)
-    found = loader.mixture_provenance(mixture)
+    found = loader.provenance(mixture)
     visits = [found.steps_of("code", record_id)[1] for record_id in range(10)]
     # Of code, one epoch and one more batch of 3 come.
     assert sorted(visit.outcome for visit in visits) == ["ahead"] * 7 + ["delivered"] * 3
     with pytest.raises(KeyError, match="none of the parts"):
-        loader.mixture_provenance(mixture).steps_of("news", 3)
+        loader.provenance(mixture).steps_of("news", 3)
     with pytest.raises(ValueError, match="until is 18"):
-        loader.mixture_provenance(mixture, 18)
+        loader.provenance(mixture, 18)
 
 
 def test_provenance_is_as_quick_far_away() -> None:
     mixture = Mixture({"a": part(10**6), "b": part(10**6)}, {"a": 1000, "b": 1})
-    records = loader.mixture_provenance(mixture).records_at(10**15)
+    records = loader.provenance(mixture).records_at(10**15)
     assert records.part is not None
     assert mixture.step_of(*mixture.turn(10**15)) == 10**15

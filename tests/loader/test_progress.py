@@ -348,8 +348,8 @@ WORK: dict[str, tuple[Callable[[pathlib.Path], Any], dict[str, tuple[int | None,
     ),
     "an audit": (lambda _: loader.audit(pipeline()), {"audit": (10, "batches")}),
     "an audit of a mixture": (
-        lambda _: loader.audit_mixture(
-            loader.Mixture({"a": pipeline(), "b": pipeline()}, {"a": 2, "b": 1}), 9
+        lambda _: loader.audit(
+            loader.Mixture({"a": pipeline(), "b": pipeline()}, {"a": 2, "b": 1}), steps=9
         ),
         {"audit of 'a'": (6, "batches"), "audit of 'b'": (3, "batches")},
     ),

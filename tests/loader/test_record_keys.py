@@ -275,7 +275,7 @@ def test_each_part_of_a_mixture_has_the_keys_of_its_own_seed() -> None:
         own = [(mixture.step_of(name, i), parts[name].position(i)) for i in range(6 * EPOCHS)]
         batches = ((position.epoch, mixture[step]) for step, position in own)
         assert visits(batches) == expected(seed=seed)
-    assert loader.audit_mixture(mixture).clean
+    assert loader.audit(mixture).clean
 
 
 def test_parts_with_and_without_keys_cannot_be_mixed() -> None:

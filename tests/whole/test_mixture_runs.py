@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import checkpointing
+import regrain
 from checkpointing import CheckpointMismatchError, Checkpoints, Manifest
 from loader import ArraySource, Mixture, Pipeline, PipelineConfig
 from loader.streams.identities import MixtureIdentity
@@ -138,7 +139,7 @@ def test_provenance_of_a_run_on_a_mixture(tmp_path: pathlib.Path) -> None:
     trace = train(tmp_path, mixture(), STEPS)
     sources = {name: part.source for name, part in mixture().parts.items()}
     for given in (None, sources):
-        found = checkpointing.mixture_provenance(tmp_path, given)
+        found = checkpointing.provenance(tmp_path, given)
         assert found.num_steps == STEPS
         for step, (part, ids) in enumerate(trace):
             records = found.records_at(step)
@@ -151,7 +152,7 @@ def test_provenance_of_a_run_on_a_mixture(tmp_path: pathlib.Path) -> None:
                 assert records.ids.tolist() == [i for i in ids if i != -1]
         with pytest.raises(IndexError):
             found.records_at(STEPS)
-    ahead = checkpointing.mixture_provenance(tmp_path, sources, ahead=True)
+    ahead = checkpointing.provenance(tmp_path, sources, ahead=True)
     next_ids = ahead.records_at(STEPS).ids
     assert next_ids is not None
     assert next_ids.tolist() == [i for i in mixture().ids(STEPS).tolist() if i != -1]
@@ -164,19 +165,38 @@ def test_provenance_of_a_run_on_a_mixture(tmp_path: pathlib.Path) -> None:
 def test_wrong_sources_are_refused(tmp_path: pathlib.Path, wrong: Any) -> None:
     train(tmp_path, mixture(), 3)
     with pytest.raises(ValueError, match=r"by the names of its parts|has the parts|records"):
-        checkpointing.mixture_provenance(tmp_path, wrong)
+        checkpointing.provenance(tmp_path, wrong)
 
 
-def test_provenance_of_one_kind_of_run_refuses_the_other(tmp_path: pathlib.Path) -> None:
+def test_provenance_refuses_sources_of_the_other_kind_of_run(tmp_path: pathlib.Path) -> None:
     train(tmp_path / "mixture", mixture(), 3)
-    with pytest.raises(ValueError, match="is of a mixture of code, web: ask mixture_provenance"):
-        checkpointing.provenance(tmp_path / "mixture")
+    code, _, error = answer(str(tmp_path / "mixture"))
+    assert code == 2
+    assert "is of a mixture of code, web: give --part" in error
     pipeline = mixture().parts["web"]
     with Checkpoints(tmp_path / "one", pipeline, 1, 3) as checkpoints:
         run = checkpoints.resume(state())
         checkpoints.save(run.batches, run.train_state, force=True)
-    with pytest.raises(ValueError, match="is of one pipeline"):
-        checkpointing.mixture_provenance(tmp_path / "one")
+    with pytest.raises(ValueError, match="is of one pipeline: give its source"):
+        checkpointing.provenance(tmp_path / "one", {"web": pipeline.source})
+    code, _, error = answer(str(tmp_path / "one"), "--part", "web")
+    assert code == 2
+    assert "--part web: the run is of one pipeline" in error
+
+
+def test_one_provenance_takes_a_directory_or_a_stream(tmp_path: pathlib.Path) -> None:
+    trace = train(tmp_path, mixture(), STEPS)
+    for found in (regrain.provenance(tmp_path), regrain.provenance(mixture(), until=STEPS)):
+        parts = [found.records_at(step).part for step in range(STEPS)]
+        assert parts == [["code", "web"][part] for part, _ in trace]
+    part = regrain.provenance(mixture().parts["web"], until=3)
+    assert part.num_steps == 3
+    with pytest.raises(TypeError, match="until is for a stream"):
+        regrain.provenance(tmp_path, until=3)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="sources and ahead are for a run directory"):
+        regrain.provenance(mixture(), ahead=True)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="for a Pipeline or a Mixture, not for int"):
+        regrain.provenance(3)  # type: ignore[call-overload]
 
 
 def answer(*arguments: str) -> tuple[int, str, str]:
