@@ -70,11 +70,11 @@ from loader import (
     ReadOptions,
     watch_progress,
 )
-from loader.amounts import seconds_text
 from loader.batching import as_integer
 from loader.identity.base import Place
 from loader.identity.json_form import json_settings, json_value
 from loader.identity.told_apart import in_print
+from loader.progress import seconds_text
 from loader.sources import Verify as DataVerify
 from loader.stream import Stream, StreamIterator
 

@@ -21,7 +21,7 @@ from checkpointing.manifest import Manifest
 from checkpointing.storage.directory import RunDirectory
 from checkpointing.together.processes import Processes
 from checkpointing.undocumented import before_pools_stop
-from loader.amounts import bytes_text, seconds_text, things_text
+from loader.progress import bytes_text, seconds_text, things_text
 
 _log: Final = logging.getLogger(__name__)
 _SHOWN_DIGITS: Final = 16

@@ -61,25 +61,21 @@ class StreamIterator(grain.DatasetIterator[Any]):
 
     @contextlib.contextmanager
     def _one_thread(self) -> Iterator[None]:
-        enter_alone(self._in_use)
+        if not self._in_use.acquire(blocking=False):
+            refuse_second_thread()
         try:
             yield
         finally:
             self._in_use.release()
 
 
-def enter_alone(in_use: Any) -> None:
-    """Acquire an iterator's lock, which another thread holds while it uses the iterator.
-
-    Raises:
-      RuntimeError: another thread does.
-    """
-    if not in_use.acquire(blocking=False):
-        raise RuntimeError(
-            "two threads use this iterator at the same time, so that neither could say which batches it got, "
-            "nor a checkpoint where the run stands. Give each thread an iterator of its own, or have one thread "
-            "take the batches and hand them on"
-        )
+def refuse_second_thread() -> NoReturn:
+    """Raise RuntimeError, because another thread uses the iterator."""
+    raise RuntimeError(
+        "two threads use this iterator at the same time, so neither its batches nor its position would be "
+        "certain. Give each thread an iterator of its own, or have one thread take the batches and hand "
+        "them on"
+    )
 
 
 class Stream(abc.ABC):

@@ -1,4 +1,4 @@
-"""The iterator over the batches of a pipeline or mixture: its place, its reading ahead, its figures."""
+"""Iterate over the batches of a pipeline or mixture: position, prefetching, figures."""
 
 import operator
 import sys
@@ -13,10 +13,10 @@ from loader.batching import Batch, Position
 from loader.identity.base import Place
 from loader.reading.devices import Device, to_device
 from loader.reading.processes import WHOLE, Shard
-from loader.reading.stats import Amount, Meter, StatsHook, StreamStats
+from loader.reading.stats import Amount, Meter, StatsHook, StreamStats, amount_of
 from loader.reading.worker_process import Masked
 from loader.reading.workers import Grids, WorkedStream, Workers, check_workers
-from loader.stream import HasNextIds, StreamIterator, enter_alone, ids_ahead
+from loader.stream import HasNextIds, StreamIterator, ids_ahead, refuse_second_thread
 
 # isort: split
 import grain
@@ -25,45 +25,41 @@ ReadOptions: TypeAlias = grain.ReadOptions
 OnBatch = Callable[[Position, Batch], None]
 
 _STATE_KEYS: Final = ("epoch", "offset", "step")
-#: Reads in the caller's thread. For data in memory Grain's threads cost more than they bring.
+#: Read in the caller's thread. For data in memory, Grain's threads cost more than they save.
 _NO_THREADS: Final = ReadOptions(num_threads=0, prefetch_buffer_size=0)
 
 
 class _Grids(Grids, Protocol):
-    """Where batches begin and end in a stream, as `Grid` tells of a pipeline's."""
+    """The batch borders of a stream; `Grid` has those of a pipeline."""
 
     def check(self, position: Position, /) -> Position: ...
 
 
 class BatchStream(WorkedStream, HasNextIds, Protocol):
-    """What a `BatchIterator` needs of the stream whose batches it delivers."""
+    """The part of a stream that a `BatchIterator` uses."""
 
     @property
     def grid(self) -> _Grids:
-        """Where batches begin and end."""
+        """The batch borders."""
 
     @property
     def bad_count(self) -> int:
         """How many times a record was masked."""
 
-    @property
-    def has_same_slots(self) -> bool:
-        """Whether each slot of each batch has as many bytes, but for IDs that are strings."""
-
     def read(
         self, position: Position, shard: Shard, note: Callable[[Masked], None] | None = None, /
     ) -> Batch:
-        """A share of the batch at a position."""
+        """Return a share of the batch at a position."""
 
     def batches_from(self, position: Position, shard: Shard, /) -> grain.MapDataset[Batch]:
-        """Shares of the batches from a position on."""
+        """Return shares of the batches from a position on."""
 
 
 class BatchIterator(StreamIterator):
-    """A `grain.DatasetIterator` whose state is a place in the stream, counted in records.
+    """A `grain.DatasetIterator` whose state is a position in the stream, counted in records.
 
-    The state says nothing of threads, buffers or how the batches were read, and after an error it
-    is that of the batch that failed. It belongs to one thread at a time.
+    The state does not depend on threads or buffers. After an error it is the position of the batch that
+    failed. Only one thread at a time may use the iterator.
     """
 
     def __init__(
@@ -78,10 +74,10 @@ class BatchIterator(StreamIterator):
         hook: StatsHook | None = None,
     ) -> None:
         super().__init__()
-        # First, since close() looks at them, also where what follows raises.
-        self._meter = Meter(same_slots=pipeline.has_same_slots)
+        # These come first, because close() uses them even if the checks below raise.
+        self._meter = Meter()
         self._batches: grain.DatasetIterator[Batch] | None = None
-        #: What reads and moves batches to the device, and the batch at the position, on its way there.
+        #: The thread that reads batches and moves them to the device, and the batch at the position.
         self._mover: ThreadPoolExecutor | None = None
         self._moving: Future[tuple[Batch, Amount]] | None = None
         self._workers: Workers | None = None
@@ -98,91 +94,94 @@ class BatchIterator(StreamIterator):
             )
         self._pipeline = pipeline
         self._read_options = read_options or _NO_THREADS
+        self._reads_here = not self._worker_count and self._read_options.num_threads == 0
         self._device = device
         self._on_batch = on_batch
         self._shard = shard
         self._hook = hook
         self._bad_before = pipeline.bad_count
-        #: By Grain's threads, if there are any.
+        #: Batches read by Grain's threads.
         self._read_ahead = _ReadAhead()
         self._position = pipeline.grid.check(start)
 
     @property
     def pipeline(self) -> BatchStream:
-        """The pipeline, or mixture, whose batches these are."""
+        """The pipeline or mixture that the batches come from."""
         return self._pipeline
 
     @property
     def position(self) -> Position:
-        """Where the next batch begins."""
+        """The position of the next batch."""
         return self._position
 
     def __next__(self) -> Batch:
-        # First, since who is told may close this iterator.
+        # The callback comes first, because it may close this iterator.
         if self._hook is not None and self._position.step % self._hook.every == 0:
-            self._hook.tell(self.stats())
+            self._hook.call(self.stats())
         if self._closed:
             raise ValueError("this iterator is closed; make another with Pipeline.iterate")
-        enter_alone(self._in_use)
+        # One function, without calls in between: the fastest batches take 30 us.
+        if not self._in_use.acquire(False):
+            refuse_second_thread()
         try:
-            return self._next()
+            begun, position, grid = perf_counter_ns(), self._position, self._pipeline.grid
+            if grid.is_end(position):
+                self._finish()
+                raise StopIteration
+            try:
+                amount: Amount | None = None
+                if self._device is not None:
+                    batch, amount = self._moved(self._device)
+                elif self._reads_here:
+                    batch = self._pipeline.read(position, self._shard)
+                else:
+                    batch = self._read(position)
+                if self._on_batch is not None:
+                    self._on_batch(position, batch)
+                if amount is None:
+                    self._meter.add_batch(batch, begun)
+                else:
+                    self._meter.add_amount(amount, begun)
+                self._position = grid.after(position)
+            except BaseException:
+                # Grain's iterator has lost count, or is a batch ahead; the next call starts a new one.
+                self._drop_prefetched()
+                self._meter.add_wait(begun)
+                raise
+            return batch
         finally:
             self._in_use.release()
 
-    def _next(self) -> Batch:
-        begun = perf_counter_ns()
-        grid = self._pipeline.grid
-        if grid.is_end(self._position):
-            self._end_workers()
-            self._meter.stop()
-            if self._hook is not None:
-                self._hook.tell(self.stats())
-            raise StopIteration
-        try:
-            amount: Amount | None = None
-            if self._device is None:
-                batch = self._read(self._position)
-            else:
-                batch, amount = self._moved(self._device)
-            if self._on_batch is not None:
-                self._on_batch(self._position, batch)
-            if amount is None:
-                self._meter.add(batch, begun)
-            else:
-                self._meter.add_amount(amount, begun)
-            self._position = grid.after(self._position)
-        except BaseException:
-            # Grain's own iterator has lost count, or is a batch ahead; the next call starts a new one.
-            self._drop_prefetched()
-            self._meter.add_wait(begun)
-            raise
-        return batch
+    def _finish(self) -> None:
+        """Stop workers and clock at the end of the stream, and report the last figures."""
+        self._end_workers()
+        self._meter.stop()
+        if self._hook is not None:
+            self._hook.call(self.stats())
 
     def stats(self) -> StreamStats:
-        """What this iterator has delivered since it was made, how fast, and how long its loop waited.
+        """Return the figures since this iterator was made; ``later.since(earlier)`` gives those of a window.
 
-        Of a window, ``later.since(earlier)`` tells. May be called from any thread, at any time.
+        Any thread may call it at any time.
         """
         bad = self._pipeline.bad_count - self._bad_before
         ready, limit = self._ready()
-        return self._meter.stats(
-            self._position.step, bad_records=bad, ready=ready, ready_limit=limit
-        )
+        return self._meter.stats(self._position.step, bad, ready=ready, ready_limit=limit)
 
     def place(self) -> Place:
-        """As `StreamIterator.place`."""
+        """Return the place, as `StreamIterator.place`."""
         return Place(self._position, ids_ahead(self._pipeline, self._position))
 
     def is_at_end(self) -> bool:
-        """As `StreamIterator.is_at_end`."""
+        """Return whether no batch is left."""
         return self._pipeline.grid.is_end(self._position)
 
     def stop_clock(self) -> None:
-        """Stops the clock of `stats` until the next batch is asked for: before an evaluation, say."""
+        """Stop the clock of `stats` until the next batch is requested, for an evaluation for example."""
         self._meter.stop()
 
     def _ready(self) -> tuple[int | None, int | None]:
-        """How many batches lie ready, and how many could."""
+        """Return how many batches are ready, and the largest possible number."""
         ready = limit = 0
         if self._worker_count:
             workers = self._workers
@@ -198,7 +197,7 @@ class BatchIterator(StreamIterator):
         return (ready, limit) if limit else (None, None)
 
     def _read(self, position: Position) -> Batch:
-        """The batch at a position, which is the one behind that last read."""
+        """Read the batch at a position, which follows the last one read."""
         if self._worker_count:
             return self._started_workers().read(position)
         if self._read_options.num_threads == 0:
@@ -208,13 +207,13 @@ class BatchIterator(StreamIterator):
         return batch
 
     def _moved(self, device: Device) -> tuple[Batch, Amount]:
-        """The batch at the position, on the device; has the one behind it moved, by a thread of its own."""
+        """Return the batch at the position on the device, and have a thread read and move the next one."""
         if self._mover is None:
             self._mover = ThreadPoolExecutor(1, "regrain-device")
         moving, self._moving = self._moving, None
         if moving is None:
             if self._worker_count:
-                self._started_workers()  # by this thread: see `loader.reading.worker_process.PROGRAM`
+                self._started_workers()  # by this thread: see `loader.reading.workers.PROGRAM`
             moving = self._mover.submit(self._read_and_move, self._position, device)
         moved = moving.result()
         following = self._pipeline.grid.after(self._position)
@@ -224,10 +223,10 @@ class BatchIterator(StreamIterator):
 
     def _read_and_move(self, position: Position, device: Device) -> tuple[Batch, Amount]:
         batch = self._read(position)
-        return to_device(batch, device), Amount.of_batch(batch)
+        return to_device(batch, device), amount_of(batch)
 
     def start_prefetch(self) -> None:
-        """Starts the reading threads or workers, if there are any, before a batch is asked for."""
+        """Start the reading threads or workers, if there are any, before a batch is requested."""
         if self._closed:
             return
         if self._worker_count and not self._pipeline.grid.is_end(self._position):
@@ -256,10 +255,10 @@ class BatchIterator(StreamIterator):
 
     def _drop_prefetched(self, *, keep_workers: bool = False) -> None:
         if self._workers is not None and not keep_workers:
-            self._workers.kill()  # so that nobody waits for them any more
+            self._workers.kill()  # ends a thread's wait for them
         moving, self._moving = self._moving, None
         if moving is not None and not moving.cancel():
-            wait_for([moving])  # what it reads from belongs to it until then
+            wait_for([moving])  # until then it uses the iterators below
         if not keep_workers:
             self._end_workers()
         batches, self._batches = self._batches, None
@@ -268,12 +267,12 @@ class BatchIterator(StreamIterator):
             self._read_ahead = _ReadAhead()
 
     def get_state(self) -> dict[str, int]:
-        """The position, as JSON can hold it: ``{"epoch": ..., "offset": ..., "step": ...}``."""
+        """Return the position as JSON values: ``{"epoch": ..., "offset": ..., "step": ...}``."""
         position = self._position
         return {"epoch": position.epoch, "offset": position.offset, "step": position.step}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes to a position, in constant time.
+        """Go to a position, in constant time.
 
         Raises:
           TypeError, ValueError: not a state of this stream; the iterator stays where it is.
@@ -289,43 +288,43 @@ class BatchIterator(StreamIterator):
             self._position = position
 
     def close(self) -> None:
-        """Ends reading threads and workers, and lets go of what was read ahead. Safe to call again."""
+        """End reading threads and workers and drop the batches read ahead. Safe to call again."""
         self._meter.stop()
         self._drop_prefetched()
         if self._mover is not None:
-            # Its thread has nothing to do and ends; it may be this one, where it held the last reference.
+            # Its idle thread ends. It may be this very thread, if it held the last reference.
             self._mover.shutdown(wait=False)
         super().close()
 
 
 class _ReadAhead:
-    """How many batches threads have read that were not delivered yet."""
+    """A count of the batches that threads have read and that were not delivered yet."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.count = 0
 
     def note(self, batch: Batch) -> Batch:
-        """Counts a batch that is read now."""
+        """Count a batch that is read now."""
         with self._lock:
             self.count += 1
         return batch
 
     def take(self) -> None:
-        """Counts a batch that is delivered."""
+        """Count a batch that is delivered."""
         with self._lock:
             self.count -= 1
 
 
 class NumberedBatches(grain.MapDataset[Batch]):
-    """Batches by number, as Grain's executors want them.
+    """Batches by number, for Grain's executors.
 
     Args:
-      count: how many; ``None`` is without end, for which Grain's word is ``sys.maxsize``.
-      read: gives the batch of a number, from 0; numbers beyond the last are asked for by ``repeat``.
-      stream: the pipeline, or mixture, whose batches they are; tells what decides them.
-      start: the place of the first of them.
-      shard: of which share of each batch they are.
+      count: number of batches; ``None`` for a stream without end, which has the length ``sys.maxsize``.
+      read: returns the batch with a number, from 0; ``repeat`` requests numbers beyond the last.
+      stream: the pipeline or mixture that the batches come from, for their identity.
+      start: the position of the first batch.
+      shard: the share of each batch.
     """
 
     def __init__(
@@ -349,5 +348,5 @@ class NumberedBatches(grain.MapDataset[Batch]):
             return self.slice(index)
         number = operator.index(index)
         if number < 0:
-            raise IndexError(f"batches are numbered from 0, and {number} is none of them")
+            raise IndexError(f"batches are numbered from 0; got {number}")
         return self._read(number)

@@ -1,7 +1,6 @@
-"""What an iterator has delivered, and how long its loop has waited for it.
+"""Count the batches that an iterator delivers, and the time that its loop waits for them.
 
-A count and two readings of the clock for each batch; all else is worked out when somebody asks. Nothing
-here has any influence on the stream, on a position or on a state.
+The counts have no influence on the stream, on a position or on a state.
 """
 
 import dataclasses
@@ -9,12 +8,13 @@ import logging
 import operator
 from collections.abc import Callable, Mapping
 from time import perf_counter_ns
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 import jax
 import numpy as np
 
-from loader.amounts import bytes_text, count_text, seconds_text, things_text
+from loader.checks import integer
+from loader.progress import bytes_text, count_text, seconds_text, things_text
 
 _log: Final = logging.getLogger(__name__)
 _nbytes: Final = operator.attrgetter("nbytes")
@@ -22,30 +22,28 @@ _nbytes: Final = operator.attrgetter("nbytes")
 
 @dataclasses.dataclass(frozen=True)
 class StreamStats:
-    """What an iterator has delivered since it was made, or between two looks at it (see `since`).
+    """Figures of an iterator in this process, since it was made or between two calls (see `since`).
 
-    They are this process's own: where each of several reads its share of a batch, its share.
+    If several processes each read a share of a batch, the figures are those of this share.
 
-    The clock starts when the first batch is asked for, so that neither opening nor resuming counts, and
-    runs through all that the loop does: training, saving, logging. It stands still from the
-    iterator's ``stop_clock()`` (before an evaluation, say), from the end of the stream and from ``close``
-    on, until the next batch is asked for.
+    The clock starts with the first request for a batch, so opening and resuming do not count. It includes
+    all that the loop does: training, saving, logging. It stops at ``stop_clock()`` (before an evaluation,
+    for example), at the end of the stream and at ``close``, until the next request for a batch.
 
     Attributes:
-      step: the step of the batch that comes next; for a plot, the place on its axis.
+      step: the step of the next batch; the x coordinate of a plot.
       batches: batches delivered.
-      records: records delivered, without empty slots. ``None`` where an element of a `GrainStream` has
-        neither ``id`` nor a ``mask`` of NumPy's, and so does not tell how many it holds.
+      records: records delivered, without empty slots. ``None`` if an element of a `GrainStream` has
+        neither ``id`` nor a NumPy ``mask``, so that its records cannot be counted.
       empty_slots: slots delivered whose ``mask`` is False: padding, excluded and bad records.
-      bytes: bytes of all arrays delivered, ``id`` and ``mask`` included, as they were on the host.
-      bad_records: how many times ``on_bad_record="mask"`` has masked a record in this process, in
-        batches that are still read ahead too.
+      bytes: bytes of all arrays delivered, including ``id`` and ``mask``, as they were on the host.
+      bad_records: how many times ``on_bad_record="mask"`` has masked a record in this process. Batches
+        that are read ahead count too.
       wall_s: seconds on the clock.
-      wait_s: seconds of these that the loop spent in ``next``: for reading where nothing reads ahead, and
-        for what was not ready yet where something does.
-      ready: batches that lie ready to be delivered, now; ``None`` where nothing reads ahead, or Grain does
-        so for a `GrainStream`, which does not tell.
-      ready_limit: how many could lie ready at most.
+      wait_s: the part of these seconds that the loop spent in ``next``.
+      ready: batches that are ready now; ``None`` if nothing reads ahead, or for a `GrainStream`, because
+        Grain does not report it.
+      ready_limit: the largest possible ``ready``.
     """
 
     step: int
@@ -61,29 +59,29 @@ class StreamStats:
 
     @property
     def batches_per_s(self) -> float:
-        """Batches a second of ``wall_s``; 0 where none was delivered."""
+        """Batches per second of ``wall_s``; 0 before the first batch."""
         return self._per_second(self.batches)
 
     @property
     def records_per_s(self) -> float | None:
-        """Records a second of ``wall_s``."""
+        """Records per second of ``wall_s``."""
         return None if self.records is None else self._per_second(self.records)
 
     @property
     def bytes_per_s(self) -> float:
-        """Bytes a second of ``wall_s``."""
+        """Bytes per second of ``wall_s``."""
         return self._per_second(self.bytes)
 
     @property
     def wait_share(self) -> float:
         """``wait_s`` over ``wall_s``, 0 to 1: the share of its time that the loop waits for data.
 
-        JAX's devices work on while Python waits, so this is the most that they can have stood idle for it.
+        JAX's devices work on while Python waits, so they have been idle for at most this share.
         """
         return self.wait_s / self.wall_s if self.wall_s else 0.0
 
     def since(self, earlier: Self) -> Self:
-        """What came after an earlier look at the same iterator: counts and seconds in between.
+        """Return the counts and seconds since an earlier call of the same iterator's ``stats``.
 
         ``step``, ``ready`` and ``ready_limit`` are those of the later one.
 
@@ -95,33 +93,25 @@ class StreamStats:
                 f"{earlier.batches} batches in {earlier.wall_s:.1f} s are not earlier than "
                 f"{self.batches} in {self.wall_s:.1f} s: call later.since(earlier), of one iterator"
             )
-        known = self.records is not None and earlier.records is not None
-        return dataclasses.replace(
-            self,
-            batches=self.batches - earlier.batches,
-            records=(self.records or 0) - (earlier.records or 0) if known else None,
-            empty_slots=self.empty_slots - earlier.empty_slots,
-            bytes=self.bytes - earlier.bytes,
-            bad_records=self.bad_records - earlier.bad_records,
-            wall_s=self.wall_s - earlier.wall_s,
-            wait_s=self.wait_s - earlier.wait_s,
-        )
+        names = ("batches", "records", "empty_slots", "bytes", "bad_records", "wall_s", "wait_s")
+        pairs = {name: (getattr(self, name), getattr(earlier, name)) for name in names}
+        less = {name: None if None in pair else pair[0] - pair[1] for name, pair in pairs.items()}
+        return dataclasses.replace(self, **less)  # type: ignore[arg-type]
 
     def to_dict(self) -> dict[str, int | float]:
-        """All attributes and rates by name, as JSON and loggers of scalars take them; no ``None``."""
+        """Return all attributes and rates by name, as JSON values, without those that are ``None``."""
         rates = ("batches_per_s", "records_per_s", "bytes_per_s", "wait_share")
         values = dataclasses.asdict(self) | {name: getattr(self, name) for name in rates}
         return {name: value for name, value in values.items() if value is not None}
 
     def __str__(self) -> str:
-        per_second = [f"{bytes_text(self.bytes_per_s)}/s"]
-        if self.records_per_s is not None:
-            per_second.insert(0, f"{count_text(self.records_per_s)} records/s")
         parts = [
-            f"step {self.step}: {things_text(self.batches, 'batch')} in {seconds_text(self.wall_s)}",
-            *per_second,
-            f"waited {100 * self.wait_share:.1f}% for data",
+            f"step {self.step}: {things_text(self.batches, 'batch')} in {seconds_text(self.wall_s)}"
         ]
+        if self.records_per_s is not None:
+            parts.append(f"{count_text(self.records_per_s)} records/s")
+        parts.append(f"{bytes_text(self.bytes_per_s)}/s")
+        parts.append(f"waited {100 * self.wait_share:.1f}% for data")
         if self.ready is not None:
             parts.append(f"{self.ready} of {self.ready_limit} ready")
         if self.bad_records:
@@ -133,204 +123,135 @@ class StreamStats:
 
 
 OnStats: TypeAlias = Callable[[StreamStats], Any]
-"""What may be called with the figures of a run every so many steps, to send them on."""
+"""A function that gets the figures of a run every so many steps, to send them on."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Amount:
-    """What a batch holds: slots (``None`` where it does not tell), empty ones among them, and bytes."""
+class Amount(NamedTuple):
+    """The slots of a batch (``None`` if unknown), the empty ones among them, and its bytes."""
 
     slots: int | None
     empty: int
     bytes: int
 
-    @classmethod
-    def of_batch(cls, batch: Mapping[str, Any]) -> Self:
-        """Of a batch of NumPy arrays, with a ``mask``."""
-        mask = batch["mask"]
-        return cls(
-            len(mask), len(mask) - int(np.count_nonzero(mask)), sum(map(_nbytes, batch.values()))
-        )
 
-    @classmethod
-    def of_element(cls, element: Any) -> Self:
-        """Of anything: it tells how many records it holds by ``mask`` (bool[n], in NumPy) or ``id``.
+def amount_of(element: Any) -> Amount:
+    """Count the slots of an element by its ``mask`` (a NumPy bool[n]) or ``id``, and its bytes.
 
-        A ``mask`` on a device tells nothing: to fetch it would take longer than all else. What cannot be
-        looked at (an object of the user's own, a dict with names of two kinds) tells nothing either, and
-        counts no byte.
-        """
-        try:
-            return cls._of_element(element)
-        except Exception:  # noqa: BLE001 (whatever an element is, it is delivered)
-            return cls(None, 0, 0)
-
-    @classmethod
-    def _of_element(cls, element: Any) -> Self:
+    A ``mask`` on a device is not fetched, because that would take longer than everything else. Such an
+    element has unknown slots; an element that raises while it is counted has no bytes either.
+    """
+    try:
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(element) if hasattr(leaf, "nbytes"))
-        if not isinstance(element, Mapping):
-            return cls(None, 0, size)
-        mask, ids = element.get("mask"), element.get("id")
+        mask, ids = (
+            map(element.get, ("mask", "id")) if isinstance(element, Mapping) else (None,) * 2
+        )
         if isinstance(mask, np.ndarray) and mask.dtype == bool and mask.ndim == 1:
-            return cls(len(mask), len(mask) - int(np.count_nonzero(mask)), size)
-        if ids is None or isinstance(mask, jax.Array):
-            return cls(None, 0, size)
-        return cls((*np.shape(ids), 1)[0], 0, size)
+            return Amount(len(mask), len(mask) - int(np.count_nonzero(mask)), size)
+        unknown = ids is None or isinstance(mask, jax.Array)
+        return Amount(None if unknown else (*np.shape(ids), 1)[0], 0, size)
+    except Exception:  # noqa: BLE001 (an element may be any object; it is delivered all the same)
+        return Amount(None, 0, 0)
 
 
 class Meter:
-    """Counts what an iterator delivers, and holds its clock.
+    """The counts and the clock of an iterator."""
 
-    Args:
-      same_slots: whether each slot of each batch has as many bytes, but for IDs that are strings. Then
-        one batch tells for all, and counting costs half as much.
-    """
+    __slots__ = ("_bytes", "_clock", "_empty", "_slots", "_unknown", "_wait_ns", "batches")
 
-    __slots__ = (
-        "_bytes",
-        "_clock",
-        "_empty",
-        "_same_slots",
-        "_slot_bytes",
-        "_slots",
-        "_unknown",
-        "_wait_ns",
-        "_weighs",
-        "batches",
-    )
-
-    def __init__(self, *, same_slots: bool = False) -> None:
-        self._same_slots = same_slots
-        self.batches = 0
-        self._slots = self._empty = self._bytes = self._slot_bytes = 0
-        self._weighs, self._unknown = True, False
-        self._wait_ns = 0
-        #: What the clock had when it last stood, and since when it runs; ``None`` where it stands. In one,
-        #: so that whoever looks from another thread sees both of the same instant.
+    def __init__(self) -> None:
+        self.batches = self._slots = self._empty = self._bytes = self._wait_ns = 0
+        self._unknown = False
+        #: The time when the clock last stopped, and when it was started since; ``None`` if it is stopped.
+        #: One tuple, so that another thread reads both of the same instant.
         self._clock: tuple[int, int | None] = (0, None)
 
-    def add(self, batch: Mapping[str, Any], begun: int) -> None:
-        """Counts a batch of NumPy arrays that is delivered now, and was asked for at ``begun``."""
-        # Once a batch, of which the fastest take 30 us: each line here costs less than 0.1.
+    def add_batch(self, batch: Mapping[str, Any], begun: int) -> None:
+        """Count a batch of NumPy arrays with a ``mask``, requested at ``begun`` and delivered now."""
         mask = batch["mask"]
         self.batches += 1
         self._slots += len(mask)
-        if 0 in mask.tobytes():
+        self._bytes += sum(map(_nbytes, batch.values()))
+        if 0 in mask.tobytes():  # faster than NumPy, and as a rule all slots are full
             self._empty += len(mask) - int(np.count_nonzero(mask))
-        if self._weighs:
-            self._weigh(batch)
-        if self._clock[1] is None:
-            self._clock = (self._clock[0], begun)
-        self._wait_ns += perf_counter_ns() - begun
+        self.add_wait(begun)
 
     def add_amount(self, amount: Amount, begun: int) -> None:
-        """As `add`, of what is counted already."""
+        """Count an element, requested at ``begun`` and delivered now, by its amount."""
         self.batches += 1
-        if amount.slots is None:
-            self._unknown = True
-        else:
-            self._slots += amount.slots
+        self._unknown |= amount.slots is None
+        self._slots += amount.slots or 0
         self._empty += amount.empty
         self._bytes += amount.bytes
         self.add_wait(begun)
 
     def add_wait(self, begun: int) -> None:
-        """Counts the time since ``begun``, after which nothing is delivered."""
+        """Count the time since ``begun`` as waiting."""
         if self._clock[1] is None:
             self._clock = (self._clock[0], begun)
         self._wait_ns += perf_counter_ns() - begun
 
     def stop(self) -> None:
-        """Stops the clock, until something is added."""
+        """Stop the clock until something is added."""
         wall_ns, since = self._clock
         if since is not None:
             self._clock = (wall_ns + perf_counter_ns() - since, None)
 
-    def stats(
-        self,
-        step: int,
-        *,
-        bad_records: int = 0,
-        ready: int | None = None,
-        ready_limit: int | None = None,
-    ) -> StreamStats:
-        """All that was counted so far."""
-        wait_ns = self._wait_ns  # first: it is a part of what the clock says
+    def stats(self, step: int, bad_records: int = 0, **ready: int | None) -> StreamStats:
+        """Return the figures so far."""
+        wait_ns = self._wait_ns  # read before the clock, which includes it
         wall_ns, since = self._clock
         if since is not None:
             wall_ns += perf_counter_ns() - since
-        return StreamStats(
-            step=step,
-            batches=self.batches,
-            records=None if self._unknown else self._slots - self._empty,
-            empty_slots=self._empty,
-            bytes=self._bytes + self._slots * self._slot_bytes,
-            bad_records=bad_records,
-            wall_s=wall_ns / 1e9,
-            wait_s=wait_ns / 1e9,
-            ready=ready,
-            ready_limit=ready_limit,
-        )
-
-    def _weigh(self, batch: Mapping[str, Any]) -> None:
-        size, slots = sum(map(_nbytes, batch.values())), len(batch["mask"])
-        if self._same_slots and slots and batch["id"].dtype.kind == "i":
-            self._slot_bytes, self._weighs = size // slots, False
-        else:
-            self._bytes += size
+        records = None if self._unknown else self._slots - self._empty
+        counts = (self.batches, records, self._empty, self._bytes, bad_records)
+        return StreamStats(step, *counts, wall_ns / 1e9, wait_ns / 1e9, **ready)
 
 
 class StatsHook:
-    """Somebody who is told, every so many steps, what came since the last time.
+    """A user's callback for the figures since its last call.
 
-    What it raises is logged and goes no further, so that no dashboard can end a training run. Only what is
-    no `Exception`, such as KeyboardInterrupt, goes through.
+    An `Exception` that it raises is logged and not raised, so that no dashboard ends a training run.
 
     Args:
-      on_stats: is called with them.
-      every: the steps: at multiples of it, and at the end of the stream.
+      on_stats: the callback.
+      every: call it at multiples of this step, and at the end of the stream.
 
     Raises:
-      TypeError, ValueError: it cannot be called, or is to be at no multiple of steps.
+      TypeError, ValueError: ``on_stats`` cannot be called, or ``every`` is not an integer from 1 on.
     """
 
     def __init__(self, on_stats: OnStats, every: int) -> None:
         if not callable(on_stats):
             raise TypeError(f"on_stats must be callable, not {on_stats!r}")
-        if isinstance(every, bool | np.bool_) or not hasattr(every, "__index__"):
-            raise TypeError(f"stats_every must be a number of steps, not {every!r}")
-        if operator.index(every) < 1:
-            raise ValueError(f"stats_every must be at least 1, not {every}")
-        self._on_stats, self.every = on_stats, operator.index(every)
-        self._told: StreamStats | None = None
+        self._on_stats, self.every = on_stats, integer("stats_every", every, 1)
+        self._last: StreamStats | None = None
         self._failed = 0
 
-    def tell(self, now: StreamStats) -> None:
-        """Tells what came since the last time, if there was something."""
-        window = now if self._told is None else now.since(self._told)
+    @classmethod
+    def of(cls, on_stats: OnStats | None, every: int) -> Self | None:
+        """Return a hook for a callback, or ``None`` without a callback."""
+        return None if on_stats is None else cls(on_stats, every)
+
+    def call(self, now: StreamStats) -> None:
+        """Call the callback, if a batch was delivered since the last call."""
+        window = now if self._last is None else now.since(self._last)
         if not window.batches:
             return
-        self._told = now
+        self._last = now
         try:
             self._on_stats(window)
-        except Exception as error:  # noqa: BLE001 (whatever a dashboard's client raises)
+        except Exception as error:  # noqa: BLE001 (a dashboard's client may raise anything)
             self._failed += 1
-            again = "" if self._failed == 1 else f", {self._failed} times in a row"
+            first = self._failed == 1
             _log.log(
-                logging.WARNING if self._failed == 1 else logging.DEBUG,
-                "on_stats has failed at step %d%s: %s: %s. Training goes on, and it is called again",
+                logging.WARNING if first else logging.DEBUG,
+                "on_stats has failed at step %d: %s: %s. Training goes on, and it is called again",
                 now.step,
-                again,
                 type(error).__name__,
                 error,
-                exc_info=self._failed == 1,
+                exc_info=first,
             )
             return
         if self._failed:
             _log.info("on_stats works again at step %d, after %d failures", now.step, self._failed)
             self._failed = 0
-
-
-def hook_of(on_stats: OnStats | None, every: int) -> StatsHook | None:
-    """Who is to be told, if anybody is."""
-    return None if on_stats is None else StatsHook(on_stats, every)

@@ -24,9 +24,9 @@ from typing import Any, Final, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
-from loader.amounts import bytes_text, things_text
 from loader.batching import Batch, Position
 from loader.errors import RecordReadError, WorkerDiedError
+from loader.progress import bytes_text, things_text
 from loader.reading.parcel import BatchMemory, Parcel, check_sendable, main_module, new_memory
 from loader.reading.processes import Shard
 from loader.reading.program import PROGRAM_SIGNALS, Program, kill_all, signals_held

@@ -25,9 +25,9 @@ from loader.identity.fingerprint import Difference, Fingerprint
 from loader.identity.json_form import from_json, json_settings, to_json
 from loader.reading.devices import Device
 from loader.reading.iterator import ReadOptions
-from loader.reading.stats import Amount, Meter, OnStats, StatsHook, StreamStats, hook_of
+from loader.reading.stats import Meter, OnStats, StatsHook, StreamStats, amount_of
 from loader.sources import Verify
-from loader.stream import NEXT_IDS, NEXT_IDS_BYTES, Stream, StreamIterator, enter_alone
+from loader.stream import NEXT_IDS, NEXT_IDS_BYTES, Stream, StreamIterator
 from loader.streams.chain_identity import ChainIdentity
 from loader.streams.grain_chain import chain_of
 
@@ -146,7 +146,9 @@ class GrainStream(Stream):
                 "read_options are for a grain.MapDataset, and this chain is a grain.IterDataset: it has "
                 "had its own since to_iter_dataset"
             )
-        return GrainIterator(self, start, read_options, on_batch, hook_of(on_stats, stats_every))
+        return GrainIterator(
+            self, start, read_options, on_batch, StatsHook.of(on_stats, stats_every)
+        )
 
     def __iter__(self) -> "GrainIterator":
         return self.iterate()
@@ -231,16 +233,13 @@ class GrainIterator(StreamIterator):
         return Position(0, 0, self._step)
 
     def __next__(self) -> Any:
-        # First, since who is told may close this iterator.
+        # The callback comes first, because it may close this iterator.
         if self._hook is not None and self._step % self._hook.every == 0:
-            self._hook.tell(self.stats())
+            self._hook.call(self.stats())
         if self._closed:
             raise ValueError("this iterator is closed; make another with GrainStream.iterate")
-        enter_alone(self._in_use)
-        try:
+        with self._one_thread():
             return self._next()
-        finally:
-            self._in_use.release()
 
     def _next(self) -> Any:
         begun = perf_counter_ns()
@@ -250,7 +249,7 @@ class GrainIterator(StreamIterator):
             except StopIteration:
                 self._meter.stop()
                 if self._hook is not None:
-                    self._hook.tell(self.stats())
+                    self._hook.call(self.stats())
                 raise
             except Exception as error:
                 self._meter.add_wait(begun)
@@ -262,7 +261,7 @@ class GrainIterator(StreamIterator):
         element = self._read[0][1]
         if self._on_batch is not None:
             self._on_batch(self.position, element)
-        self._meter.add_amount(Amount.of_element(element), begun)
+        self._meter.add_amount(amount_of(element), begun)
         self._read.popleft()
         self._step += 1
         self._ahead = None

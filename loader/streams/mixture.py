@@ -14,7 +14,7 @@ from loader.identity.fingerprint import Difference, Fingerprint
 from loader.reading.devices import Device, check_device, sharding_of
 from loader.reading.iterator import BatchIterator, NumberedBatches, OnBatch, ReadOptions
 from loader.reading.processes import WHOLE, Shard, check_shard, shard_of_process
-from loader.reading.stats import OnStats, hook_of
+from loader.reading.stats import OnStats, StatsHook
 from loader.reading.worker_process import Masked
 from loader.sources import Verify
 from loader.stream import Stream, StreamIterator, ids_ahead
@@ -220,7 +220,7 @@ class Mixture(Stream):
         shard = shard_of_process(process_index, process_count, sharding_of(device))
         for pipeline in self._parts.values():
             check_shard(pipeline.config, shard)
-        hook = hook_of(on_stats, stats_every)
+        hook = StatsHook.of(on_stats, stats_every)
         return BatchIterator(self, start, read_options, device, on_batch, shard, workers, hook)
 
     def __iter__(self) -> BatchIterator:
@@ -256,11 +256,6 @@ class Mixture(Stream):
     def bad_count(self) -> int:
         """How many times a record of any part was masked."""
         return sum(pipeline.bad_count for pipeline in self._parts.values())
-
-    @property
-    def has_same_slots(self) -> bool:
-        """No: the IDs of one part may be integers, and those of another strings."""
-        return False
 
     def fingerprint(self, *, verify: Verify = "cache") -> Fingerprint:
         """Identity of the content of all parts: a column for each, with the digest of its own.

@@ -15,7 +15,6 @@ from typing import Any, Final, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from loader.amounts import things_text
 from loader.batching import Batch, Grid, Position, Segment, as_integer, as_length, spread
 from loader.config import PipelineConfig
 from loader.errors import PUT_BACK, DataChangedError, RecordReadError
@@ -25,10 +24,11 @@ from loader.identity.fingerprint import Difference, Fingerprint, read_fields, re
 from loader.identity.transforms import transform_identity
 from loader.keys import KEY_FIELD, KEYS_VERSION, check_key_field, record_keys, rng
 from loader.order import ORDER_VERSIONS, EpochOrder, Rows
+from loader.progress import things_text
 from loader.reading.devices import Device, check_device, sharding_of
 from loader.reading.iterator import BatchIterator, NumberedBatches, OnBatch, ReadOptions
 from loader.reading.processes import WHOLE, Shard, check_shard, shard_of_process
-from loader.reading.stats import OnStats, hook_of
+from loader.reading.stats import OnStats, StatsHook
 from loader.reading.worker_process import Masked
 from loader.sources import RecordSource, RenamedSource, Verify, check_source, fingerprint_of
 from loader.stream import Stream, StreamIterator, ids_ahead
@@ -212,7 +212,7 @@ class Pipeline(Stream):
             check_device(device, self.batch_sizes(), self.field_dtypes())
         shard = shard_of_process(process_index, process_count, sharding_of(device))
         check_shard(self.config, shard)
-        hook = hook_of(on_stats, stats_every)
+        hook = StatsHook.of(on_stats, stats_every)
         return BatchIterator(self, start, read_options, device, on_batch, shard, workers, hook)
 
     def __iter__(self) -> BatchIterator:
@@ -304,11 +304,6 @@ class Pipeline(Stream):
         """How many times a record was masked, of all in `bad_records`."""
         with self._bad_lock:
             return sum(self._bad.values())
-
-    @property
-    def has_same_slots(self) -> bool:
-        """Whether each slot of each batch has as many bytes, but for IDs that are strings."""
-        return self.transform is None
 
     def fingerprint(self, *, verify: Verify = "cache") -> Fingerprint:
         """Identity of the source's content, read anew where the source does not keep it.

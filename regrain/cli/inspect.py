@@ -477,7 +477,7 @@ def show_data(data: Mapping[str, Any]) -> None:
 
 def size(num_bytes: int | None) -> str:
     """A number of bytes for people."""
-    from loader.amounts import bytes_text
+    from loader.progress import bytes_text
 
     return "?" if num_bytes is None else bytes_text(num_bytes)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from loader.amounts import bytes_text, count_text, seconds_text, things_text
+from loader.progress import bytes_text, count_text, seconds_text, things_text
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ def test_a_watcher_that_fails_is_told_no_more_and_the_work_goes_on(
     assert [one.done for one in other] == [0, 1, 2, 2]
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert "is told no more of this reading: ConnectionError: planted" in record.getMessage()
+    assert "is not called again for this reading: ConnectionError: planted" in record.getMessage()
 
 
 def test_an_interrupt_in_a_watcher_ends_the_work() -> None:

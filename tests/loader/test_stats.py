@@ -28,7 +28,7 @@ from loader import (
 )
 from loader.reading import iterator as pipeline_module
 from loader.reading import stats as stats_module
-from loader.reading.stats import Amount
+from loader.reading.stats import Amount, amount_of
 
 N = 23
 THREADS = ReadOptions(num_threads=2, prefetch_buffer_size=3)
@@ -335,7 +335,7 @@ def test_what_is_on_the_device_lies_ready() -> None:
     ],
 )
 def test_an_element_tells_what_it_holds(element: Any, amount: Amount) -> None:
-    assert Amount.of_element(element) == amount
+    assert amount_of(element) == amount
 
 
 def test_elements_that_do_not_tell_make_no_count_of_records() -> None:
@@ -435,9 +435,21 @@ def _rest(batches: Iterator[Any]) -> list[Any]:
     ("bad", "error", "message"),
     [
         ({"on_stats": 3}, TypeError, "on_stats must be callable, not 3"),
-        ({"on_stats": print, "stats_every": 0}, ValueError, "at least 1, not 0"),
-        ({"on_stats": print, "stats_every": True}, TypeError, "a number of steps, not True"),
-        ({"on_stats": print, "stats_every": 1.5}, TypeError, "a number of steps, not 1.5"),
+        (
+            {"on_stats": print, "stats_every": 0},
+            ValueError,
+            "stats_every must be at least 1, not 0",
+        ),
+        (
+            {"on_stats": print, "stats_every": True},
+            TypeError,
+            "stats_every must be an integer, not True",
+        ),
+        (
+            {"on_stats": print, "stats_every": 1.5},
+            TypeError,
+            "stats_every must be an integer, not 1.5",
+        ),
     ],
 )
 def test_a_hook_that_cannot_be_is_refused(

@@ -49,13 +49,12 @@ OF_THE_COMMAND_LINE = ("typer", "rich", "matplotlib")
 #: Beside what they export, of the two libraries: how work and amounts are told, what is said of a stream
 #: where a source is wanted, and types of what is returned.
 OPEN_TO_COMMANDS = (
-    *("loader", "loader.amounts", "loader.sources.new_paths", "loader.progress"),
+    *("loader", "loader.sources.new_paths", "loader.progress"),
     "loader.sources.source_or_stream",
     "loader.sources.extras",
     *("checkpointing", "checkpointing.proof.report"),
 )
 NUMPY_ALONE = (
-    "loader.amounts",
     "loader.config",
     "loader.order",
     "loader.progress",
