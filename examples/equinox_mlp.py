@@ -69,7 +69,7 @@ def main(run_dir: str, steps: int) -> None:
         checkpoints.save(run.batches, eqx.filter(state, eqx.is_array), force=True)
     evaluated = jax.vmap(eqx.nn.inference_mode(state[0]))
     right = evaluated(images[1500:]).argmax(axis=1) == labels[1500:]
-    print(f"accuracy {right.mean():.4f} on {len(right)} held-out digits")
+    print(f"accuracy {right.mean():.4f} on {len(right)} digits held out")
 
 
 if __name__ == "__main__":

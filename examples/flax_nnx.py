@@ -68,7 +68,7 @@ def main(run_dir: str, steps: int) -> None:
     nnx.update((model, optimizer, rngs), train_state)
     evaluated = nnx.view(model, deterministic=True, use_running_average=True)
     right = evaluated(jnp.asarray(images[1500:])).argmax(axis=1) == labels[1500:]
-    print(f"accuracy {right.mean():.4f} on {len(right)} held-out digits")
+    print(f"accuracy {right.mean():.4f} on {len(right)} digits held out")
 
 
 if __name__ == "__main__":

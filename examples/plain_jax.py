@@ -68,7 +68,7 @@ def main(run_dir: str, steps: int) -> None:
                 print(f"step {run.batches.position.step}: loss {loss:.6f}", flush=True)
         checkpoints.save(run.batches, state, force=True)
     right = logits_of(state["params"], images[1500:]).argmax(axis=1) == labels[1500:]
-    print(f"accuracy {right.mean():.4f} on {len(right)} held-out digits")
+    print(f"accuracy {right.mean():.4f} on {len(right)} digits held out")
 
 
 if __name__ == "__main__":

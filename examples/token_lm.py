@@ -53,9 +53,7 @@ def train_step(state: Any, batch: dict[str, Any]) -> Any:
 def perplexity(params: Any, held_out: regrain.Pipeline) -> float:
     results = [losses_of(params, batch) for batch in held_out]
     total = sum(float(losses.sum(where=is_there)) for losses, is_there in results)
-    return math.exp(
-        total / sum(int(is_there.sum()) for _, is_there in results)
-    )  # not a mean of means
+    return math.exp(total / sum(int(is_there.sum()) for _, is_there in results))
 
 
 def main(run_dir: str, steps: int) -> None:
@@ -73,7 +71,7 @@ def main(run_dir: str, steps: int) -> None:
                 print(f"step {run.batches.position.step}: perplexity {score:.6f}", flush=True)
             checkpoints.save(run.batches, state)
         checkpoints.save(run.batches, state, force=True)
-    print(f"perplexity {perplexity(state[0], held_out):.6f} on held-out text")
+    print(f"perplexity {perplexity(state[0], held_out):.6f} on text held out")
 
 
 if __name__ == "__main__":
