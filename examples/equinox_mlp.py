@@ -1,11 +1,11 @@
 """Equinox with Optax: a network with dropout, whose random keys come with the batch.
 
-    python examples/equinox_mlp.py runs/equinox [STEPS]      # stop it as you like, and run it again
+    python examples/equinox_mlp.py runs/equinox [STEPS]      # stop it at any time, and run it again
     regrain drill --kills 2 -- python examples/equinox_mlp.py {run_dir}
 
-The train state is the arrays among what makes up model and optimizer. It needs no PRNG key: with
-`record_keys=True` each record has one, another one in each epoch, and the model, which is written for
-one record and mapped over the batch, takes it with the record.
+The train state is the arrays of model and optimizer. It needs no PRNG key: with `record_keys=True`
+each record has a key, which changes with the epoch. The model takes one record and its key, and is
+mapped over the batch.
 """
 
 import sys
@@ -16,8 +16,7 @@ import jax
 import optax
 from sklearn.datasets import load_digits
 
-import checkpointing
-import loader
+import regrain
 
 OPTIMIZER: Final = optax.adamw(3e-3)
 
@@ -41,7 +40,7 @@ class Classifier(eqx.Module):
 def mean_loss(model: Classifier, batch: dict[str, Any]) -> Any:
     logits = jax.vmap(model)(batch["image"], jax.random.wrap_key_data(batch["key"]))
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
-    return loader.masked_mean(losses, batch["mask"])  # what pads an epoch's last batch is no digit
+    return regrain.masked_mean(losses, batch["mask"])
 
 
 @eqx.filter_jit
@@ -55,11 +54,11 @@ def train_step(state: Any, batch: dict[str, Any]) -> tuple[Any, jax.Array]:
 def main(run_dir: str, steps: int) -> None:
     images, labels = load_digits(return_X_y=True)
     images = images.astype("float32") / 16
-    source = loader.ArraySource({"image": images[:1500], "label": labels[:1500]})
-    config = loader.PipelineConfig(128, 17, num_epochs=None, final_batch="pad", record_keys=True)
+    source = regrain.ArraySource({"image": images[:1500], "label": labels[:1500]})
+    config = regrain.PipelineConfig(128, 17, num_epochs=None, final_batch="pad", record_keys=True)
     model = Classifier(jax.random.key(5))
     state = model, OPTIMIZER.init(eqx.filter(model, eqx.is_array))
-    with checkpointing.Checkpoints(run_dir, loader.Pipeline(source, config), 100, 3) as checkpoints:
+    with regrain.Checkpoints(run_dir, regrain.Pipeline(source, config), 100, 3) as checkpoints:
         arrays, static = eqx.partition(state, eqx.is_array)
         run = checkpoints.resume(arrays)
         state = eqx.combine(run.train_state, static)
@@ -70,7 +69,7 @@ def main(run_dir: str, steps: int) -> None:
         checkpoints.save(run.batches, eqx.filter(state, eqx.is_array), force=True)
     evaluated = jax.vmap(eqx.nn.inference_mode(state[0]))
     right = evaluated(images[1500:]).argmax(axis=1) == labels[1500:]
-    print(f"accuracy {right.mean():.4f} on {len(right)} digits that it was not trained on")
+    print(f"accuracy {right.mean():.4f} on {len(right)} digits held out")
 
 
 if __name__ == "__main__":

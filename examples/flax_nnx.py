@@ -1,10 +1,10 @@
 """Flax NNX with Optax: dropout and batch normalisation, resumed bit for bit.
 
-    python examples/flax_nnx.py runs/flax [STEPS]      # stop it as you like, and run it again
+    python examples/flax_nnx.py runs/flax [STEPS]      # stop it at any time, and run it again
     regrain drill --kills 2 -- python examples/flax_nnx.py {run_dir}
 
 The train state is one `nnx.State` of model, optimizer and RNG streams: parameters, batch statistics,
-Adam's moments, and how often each stream was drawn from.
+Adam's moments, and the count of draws of each stream.
 """
 
 import sys
@@ -16,8 +16,7 @@ import optax
 from flax import nnx
 from sklearn.datasets import load_digits
 
-import checkpointing
-import loader
+import regrain
 
 ADAM: Final = optax.adamw(3e-3)
 
@@ -39,10 +38,10 @@ def train_step(graphdef: Any, train_state: Any, batch: dict[str, Any]) -> tuple[
     model, optimizer, rngs = nnx.merge(graphdef, train_state)
 
     def mean_loss(model: Classifier, rngs: nnx.Rngs) -> Any:
-        # What pads an epoch's last batch belongs neither in batch statistics nor in the loss.
+        # Padding counts neither in batch statistics nor in the loss.
         logits = model(batch["image"], batch["mask"][:, None], rngs)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
-        return loader.masked_mean(losses, batch["mask"])
+        return regrain.masked_mean(losses, batch["mask"])
 
     loss, gradients = nnx.value_and_grad(mean_loss)(model, rngs)
     optimizer.update(model, gradients)
@@ -52,13 +51,13 @@ def train_step(graphdef: Any, train_state: Any, batch: dict[str, Any]) -> tuple[
 def main(run_dir: str, steps: int) -> None:
     images, labels = load_digits(return_X_y=True)
     images = images.astype("float32") / 16
-    source = loader.ArraySource({"image": images[:1500], "label": labels[:1500]})
-    config = loader.PipelineConfig(128, seed=17, num_epochs=None, final_batch="pad")
+    source = regrain.ArraySource({"image": images[:1500], "label": labels[:1500]})
+    config = regrain.PipelineConfig(128, seed=17, num_epochs=None, final_batch="pad")
     rngs = nnx.Rngs(params=0, dropout=1)
     model = Classifier(rngs)
     optimizer = nnx.Optimizer(model, ADAM, wrt=nnx.Param)
     graphdef, train_state = nnx.split((model, optimizer, rngs))
-    with checkpointing.Checkpoints(run_dir, loader.Pipeline(source, config), 100, 3) as checkpoints:
+    with regrain.Checkpoints(run_dir, regrain.Pipeline(source, config), 100, 3) as checkpoints:
         run = checkpoints.resume(train_state)
         train_state = run.train_state
         while run.batches.position.step < steps:
@@ -69,7 +68,7 @@ def main(run_dir: str, steps: int) -> None:
     nnx.update((model, optimizer, rngs), train_state)
     evaluated = nnx.view(model, deterministic=True, use_running_average=True)
     right = evaluated(jnp.asarray(images[1500:])).argmax(axis=1) == labels[1500:]
-    print(f"accuracy {right.mean():.4f} on {len(right)} digits that it was not trained on")
+    print(f"accuracy {right.mean():.4f} on {len(right)} digits held out")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Plain JAX: a network for handwritten digits; momentum, noise and warm-up are written by hand.
+"""Plain JAX: a network for handwritten digits, with momentum, noise and warm-up by hand.
 
-    python examples/plain_jax.py runs/plain [STEPS]      # stop it as you like, and run it again
+    python examples/plain_jax.py runs/plain [STEPS]      # stop it at any time, and run it again
     regrain drill --kills 2 -- python examples/plain_jax.py {run_dir}
 
 The train state is a tree of arrays: parameters, velocity, a PRNG key, the number of steps.
@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 from sklearn.datasets import load_digits
 
-import checkpointing
-import loader
+import regrain
 
-#: They go into each checkpoint: with other ones, it is not resumed.
+#: Each checkpoint holds them; a resume with other settings is refused.
 SETTINGS: Final = {"learning_rate": 0.1, "momentum": 0.9, "noise": 0.2, "warm_up_steps": 100}
 
 State = dict[str, Any]
@@ -45,9 +44,7 @@ def train_step(state: State, batch: Batch) -> tuple[State, jax.Array]:
     def mean_loss(params: dict[str, jax.Array]) -> Any:
         log_probabilities = jax.nn.log_softmax(logits_of(params, batch["image"] + noise))
         losses = -jnp.sum(log_probabilities * jax.nn.one_hot(batch["label"], 10), axis=1)
-        return loader.masked_mean(
-            losses, batch["mask"]
-        )  # what pads an epoch's last batch is no digit
+        return regrain.masked_mean(losses, batch["mask"])
 
     loss, gradient = jax.value_and_grad(mean_loss)(state["params"])
     rate = SETTINGS["learning_rate"] * jnp.minimum(1, state["step"] / SETTINGS["warm_up_steps"])
@@ -59,10 +56,10 @@ def train_step(state: State, batch: Batch) -> tuple[State, jax.Array]:
 def main(run_dir: str, steps: int) -> None:
     images, labels = load_digits(return_X_y=True)
     images = images.astype("float32") / 16
-    source = loader.ArraySource({"image": images[:1500], "label": labels[:1500]})
-    config = loader.PipelineConfig(128, seed=17, num_epochs=None, final_batch="pad")
-    pipeline = loader.Pipeline(source, config)
-    with checkpointing.Checkpoints(run_dir, pipeline, 100, 3, run_config=SETTINGS) as checkpoints:
+    source = regrain.ArraySource({"image": images[:1500], "label": labels[:1500]})
+    config = regrain.PipelineConfig(128, seed=17, num_epochs=None, final_batch="pad")
+    pipeline = regrain.Pipeline(source, config)
+    with regrain.Checkpoints(run_dir, pipeline, 100, 3, run_config=SETTINGS) as checkpoints:
         run = checkpoints.resume(init(seed=5))
         state = run.train_state
         while run.batches.position.step < steps:
@@ -71,7 +68,7 @@ def main(run_dir: str, steps: int) -> None:
                 print(f"step {run.batches.position.step}: loss {loss:.6f}", flush=True)
         checkpoints.save(run.batches, state, force=True)
     right = logits_of(state["params"], images[1500:]).argmax(axis=1) == labels[1500:]
-    print(f"accuracy {right.mean():.4f} on {len(right)} digits that it was not trained on")
+    print(f"accuracy {right.mean():.4f} on {len(right)} digits held out")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""A language model of bytes, trained on Python's own library, and evaluated on the way.
+"""A language model of bytes, trained on Python's standard library, with evaluations.
 
-    python examples/token_lm.py runs/lm [STEPS]      # stop it as you like, and run it again
+    python examples/token_lm.py runs/lm [STEPS]      # stop it at any time, and run it again
     regrain drill --kills 2 -- python examples/token_lm.py {run_dir}
 
-The held-out text is a stream of its own, which begins anew each time and is in no checkpoint.
+The held-out text is another stream; it begins anew each time and is not in the checkpoint.
 """
 
 import math
@@ -15,20 +15,19 @@ import jax
 import jax.numpy as jnp
 import optax
 
-import checkpointing
-import loader
+import regrain
 
-TEXT: Final = sysconfig.get_path("stdlib")  # a file of text is a file of uint8 tokens as it is
+TEXT: Final = sysconfig.get_path("stdlib")  # text files are files of uint8 tokens
 WINDOW, WIDTH, EVAL_EVERY = 64, 64, 50
 SHAPES: Final = {"bytes": (256, WIDTH), "places": (WINDOW, WIDTH), "attention": (WIDTH, 3 * WIDTH)}
 SHAPES.update({"hidden": (WIDTH, 256), "out": (256, WIDTH), "logits": (WIDTH, 256)})
 OPTIMIZER: Final = optax.adamw(3e-3)
 
 
-def pipeline_of(names: list[str], **settings: Any) -> loader.Pipeline:
-    # What is left at the end of a file is a window too, and is padded.
-    source = loader.TokenSource(TEXT, WINDOW, dtype="uint8", names=names, rest="pad", ids="row")
-    return loader.Pipeline(source, loader.PipelineConfig(32, final_batch="pad", **settings))
+def pipeline_of(names: list[str], **settings: Any) -> regrain.Pipeline:
+    # The rest of a file is one more window, padded.
+    source = regrain.TokenSource(TEXT, WINDOW, dtype="uint8", names=names, rest="pad", ids="row")
+    return regrain.Pipeline(source, regrain.PipelineConfig(32, final_batch="pad", **settings))
 
 
 @jax.jit
@@ -39,22 +38,22 @@ def losses_of(params: Any, batch: dict[str, Any]) -> tuple[jax.Array, jax.Array]
     x += jax.nn.gelu(jax.nn.standardize(x) @ params["hidden"]) @ params["out"]
     logits = jax.nn.standardize(x) @ params["logits"]
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["tokens"][:, 1:])
-    # What pads the last window of a file, or the last batch of an epoch, is no target.
+    # Padding of a file's last window, or of an epoch's last batch, is no target.
     return losses, (jnp.arange(1, WINDOW + 1) < batch["length"][:, None]) & batch["mask"][:, None]
 
 
 @jax.jit
 def train_step(state: Any, batch: dict[str, Any]) -> Any:
     params, opt_state = state
-    gradients = jax.grad(lambda p: loader.masked_mean(*losses_of(p, batch)))(params)
+    gradients = jax.grad(lambda p: regrain.masked_mean(*losses_of(p, batch)))(params)
     updates, opt_state = OPTIMIZER.update(gradients, opt_state, params)
     return optax.apply_updates(params, updates), opt_state
 
 
-def perplexity(params: Any, held_out: loader.Pipeline) -> float:
+def perplexity(params: Any, held_out: regrain.Pipeline) -> float:
     results = [losses_of(params, batch) for batch in held_out]
     total = sum(float(losses.sum(where=is_there)) for losses, is_there in results)
-    return math.exp(total / sum(int(is_there.sum()) for _, is_there in results))  # no mean of means
+    return math.exp(total / sum(int(is_there.sum()) for _, is_there in results))
 
 
 def main(run_dir: str, steps: int) -> None:
@@ -62,7 +61,7 @@ def main(run_dir: str, steps: int) -> None:
     held_out = pipeline_of(["csv.py", "textwrap.py"], seed=0, shuffle="none")
     keys = dict(zip(SHAPES, jax.random.split(jax.random.key(5), len(SHAPES)), strict=True))
     params = {name: jax.random.normal(keys[name], SHAPES[name]) / 8 for name in SHAPES}
-    with checkpointing.Checkpoints(run_dir, pipeline, save_every=50, keep=3) as checkpoints:
+    with regrain.Checkpoints(run_dir, pipeline, save_every=50, keep=3) as checkpoints:
         run = checkpoints.resume((params, OPTIMIZER.init(params)))
         state = run.train_state
         while run.batches.position.step < steps:
@@ -72,7 +71,7 @@ def main(run_dir: str, steps: int) -> None:
                 print(f"step {run.batches.position.step}: perplexity {score:.6f}", flush=True)
             checkpoints.save(run.batches, state)
         checkpoints.save(run.batches, state, force=True)
-    print(f"perplexity {perplexity(state[0], held_out):.6f} on text that it was not trained on")
+    print(f"perplexity {perplexity(state[0], held_out):.6f} on text held out")
 
 
 if __name__ == "__main__":

@@ -142,9 +142,8 @@ def amount_of(element: Any) -> Amount:
     """
     try:
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(element) if hasattr(leaf, "nbytes"))
-        mask, ids = (
-            map(element.get, ("mask", "id")) if isinstance(element, Mapping) else (None,) * 2
-        )
+        fields: Mapping[str, Any] = element if isinstance(element, Mapping) else {}
+        mask, ids = fields.get("mask"), fields.get("id")
         if isinstance(mask, np.ndarray) and mask.dtype == bool and mask.ndim == 1:
             return Amount(len(mask), len(mask) - int(np.count_nonzero(mask)), size)
         unknown = ids is None or isinstance(mask, jax.Array)
@@ -196,7 +195,7 @@ class Meter:
         if since is not None:
             self._clock = (wall_ns + perf_counter_ns() - since, None)
 
-    def stats(self, step: int, bad_records: int = 0, **ready: int | None) -> StreamStats:
+    def stats(self, step: int, bad_records: int = 0, **ready: Any) -> StreamStats:
         """Return the figures so far."""
         wait_ns = self._wait_ns  # read before the clock, which includes it
         wall_ns, since = self._clock

@@ -172,13 +172,13 @@ def conditions(setting: Setting) -> dict[str, str]:
         "ended inside; and around sha256 of equal slices, a thread each, started and ended inside. Opening "
         "the file is left out",
         "data": f"{setting.num_records:,} records of {RECORD_BYTES} B of noise, {setting.num_bytes / 1e6:,.0f} MB; "
-        "IDs are the row numbers. Rates are of the records' bytes: what ours digests besides (8 B of ID a "
-        "record, a mark for each chunk) counts for nothing",
-        "in turn": f"A B C A B C ..., {setting.rounds} rounds behind {setting.warm_up} that is not counted; each "
+        "IDs are the row numbers. Rates are of the records' bytes: other bytes that ours digests (8 B "
+        "of ID a record, a mark for each chunk) do not count",
+        "in turn": f"A B C A B C ..., {setting.rounds} rounds after {setting.warm_up} that is not counted; each "
         "with a new source and a new map of the file",
         "storage": f"{MEMORY}: one array; else an .npy file below {tempfile.gettempdir()}, memory-mapped; cached: "
-        "in the page cache; not cached: the system was asked to drop it (POSIX_FADV_DONTNEED), which a disk's or a "
-        "hypervisor's own cache does not hear",
+        "in the page cache; not cached: dropped by POSIX_FADV_DONTNEED, which does not reach the cache "
+        "of a disk or hypervisor",
         "threads": f"{usable_cores()} usable cores; sha256 is that of hashlib",
     }
 

@@ -344,13 +344,13 @@ def conditions(setting: Setting) -> dict[str, str]:
     return {
         "records": f"{setting.num_records:,} of image uint8[{IMAGE}] and label int32, or as many bytes of "
         f"larger ones; tokens: as many bytes, in windows of {WINDOW:,} + 1, given as int32",
-        "bare loops": "of npy folders, Parquet and token files two each: what training scripts do, and the "
-        "fastest call that there is for a part of it",
+        "bare loops": "two each for npy folders, Parquet and token files: the usual code of training "
+        "scripts, and the fastest call for a part of it",
         "windows": f"{setting.rounds} of {setting.batches} batches each, those of the iterator, the bare loop "
-        "and the source's two calls in turn, each round begun by another of them, in one process and thread, "
-        "after one round that warms up",
-        "clock": "perf_counter around the batches: order, IDs, masks and iterator inside it for ours; the "
-        "bare loop is given its rows, and makes no IDs",
+        "and the source's two calls in turn, each round starts with another of them, in one process "
+        "and thread, after one warm-up round",
+        "clock": "perf_counter around the batches: for ours with order, IDs, masks and iterator; the "
+        "bare loop gets its rows and makes no IDs",
         "IDs": "as each source makes them by default: file:row (ArrayRecord, Parquet), file:offset (tokens), "
         "else row numbers",
         "storage": "files just written, in the page cache; Parquet and Hugging Face data fit into memory",

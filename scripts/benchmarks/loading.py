@@ -127,27 +127,27 @@ def conditions(
         "none: each contender's first setting"
         if windows.trial_seconds is None
         else (
-            f"up to {TRIALS} windows of {windows.trial_seconds:g} s or one unit for each setting, after "
-            "one that warms up; the setting with the best of them is measured, and named in the tables"
+            f"up to {TRIALS} windows of {windows.trial_seconds:g} s or one unit for each setting, "
+            "after one warm-up; the setting with the best window is measured, and named in the tables"
         )
     )
     return (
         of_workloads
         | {
             "batches": "each contender delivers the same records in batches of the same sizes, shuffled "
-            "anew each epoch, in an order of its own; an epoch's last batch may be shorter",
-            "processes": "each contender in a process of its own, which opens the data itself; they take "
-            "turns (A B C ... A B C ...), one works while the others wait",
+            "anew each epoch, in its own order; an epoch's last batch may be shorter",
+            "processes": "each contender in its own process, which opens the data itself; they take "
+            "turns (A B C ... A B C ...)",
             "windows": f"{windows.rounds} of each contender, "
             f"after {windows.warmup} of warm-up, each of as many whole units as fill {windows.seconds:g} s, "
-            f"at least one; {DISCARDED} batches right before each are not counted, so that nobody gains by "
-            "what was read ahead while others were measured; ratios are between windows of the same round",
+            f"at least one; {DISCARDED} batches right before each are not counted, so that batches "
+            "read ahead give no advantage; ratios are between windows of the same round",
             "clock": "perf_counter around the loop over a window's batches: order, gather, collate, "
             "iterator, hand-over from threads and workers, making and freeing the arrays",
-            "left out": "making the data and each loader's own form of it, imports, start of workers, the "
-            "first epoch; decoding, augmentation, and, but for training, transfer to a device",
-            "check": "before the clock each contender delivers a unit, in which each record must come once "
-            "(at most once if the unit is less than an epoch), with the bytes that belong to its label",
+            "left out": "preparation of the data, imports, start of workers, the first epoch; "
+            "decoding, augmentation, and, except for training, transfer to a device",
+            "check": "before the clock starts, each contender delivers a unit, in which each record "
+            "must come once (at most once in less than an epoch), with the bytes of its label",
             "settings": f"trial: {trial}",
             "garbage collector": "on, as in a training loop; collected before each window, imports frozen",
         }

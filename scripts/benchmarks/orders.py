@@ -227,14 +227,14 @@ def conditions(setting: Setting) -> dict[str, str]:
         "threads": "one, in one process",
         "blocks": f"{BLOCK:,} positions a call, one after the other from the start of an epoch; "
         '"permutation" makes a whole epoch in each call. A window is at least '
-        f"{setting.positions:,} positions of epochs that nobody asked for before, the keys of each made "
-        f"inside the clock; {setting.rounds} windows of each in turn, behind one that is not counted",
-        "lone call": f"{BATCH} positions from a random one on, of 10^12 records; the keys of the epoch are there, "
-        "but for the first call of an epoch",
-        "gather": f"np.take of {BATCH} random records of 784 B from 47 MB in memory; {setting.calls} calls of each, "
-        "in turn, so that each finds the caches as the other leaves them",
+        f"{setting.positions:,} positions of new epochs, including the time for their keys; "
+        f"{setting.rounds} windows of each in turn, after one that is not counted",
+        "lone call": f"{BATCH} positions from a random one on, of 10^12 records; the epoch's keys are "
+        "ready, except at its first call",
+        "gather": f"np.take of {BATCH} random records of 784 B from 47 MB in memory; {setting.calls} "
+        "calls of each, in turn, so that both find the same caches",
         "memory": f"tracemalloc, of a pass over {setting.batches} batches of records of 8 B, the batches included",
-        "kept": "tracemalloc, what a pipeline holds between two batches for its order",
+        "kept": "tracemalloc, the memory that a pipeline keeps for its order between two batches",
     }
 
 

@@ -174,9 +174,9 @@ def _target_rows(targets: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
 _INTRODUCTION: Final = """\
 # Benchmarks
 
-One run of `scripts/benchmark.py`, which measures and writes this page; no figure is written by hand. How each was
-taken stands below its tables. Ratios are between windows of the same round and carry over to other machines better than
-rates do; where quartiles lie far apart, the machine was busy.
+One run of `scripts/benchmark.py`, which measures and writes this page; no figure is written by hand. Below its tables,
+each section says how it was measured. Ratios compare windows of the same round, and carry over to other machines better
+than rates. Quartiles that lie far apart mean that the machine was busy.
 
     {command}
 """
@@ -184,18 +184,16 @@ rates do; where quartiles lie far apart, the machine was busy.
 _SILENCE: Final = """\
 ## What these figures do not say
 
-- One machine, one run. Rates of memory and disk, the number of cores and what else runs there move them; the ratios too,
-  though less.
-- A gather of raw records is all that the loaders do here. With decoding or augmentation the time goes there, and worker
-  processes, which lose here, win.
-- Peers do more than a gather: they read formats of their own, stream from object stores, shard over machines. And they are
-  not asked here to do what this loader does beside it: an order that resumes in constant time, an ID for each record.
-- Each contender's settings are the fastest of those tried, by one short trial; somebody who knows it better may find
-  faster ones.
-- All data is in memory, or in the page cache. A file that is read from disk is not measured: a cache that was dropped
-  turned out to be warm for those loaders that keep the file mapped.
+- They are of one machine and one run. Memory, disk, cores and other programs change the rates, and less so the ratios.
+- The loaders only gather raw records here. With decoding or augmentation, time goes there, and worker processes, which
+  lose here, win.
+- Other loaders do more than gather: they read formats of their own, stream from object stores, and shard over machines.
+  They are not asked for what this loader adds: an order that resumes in constant time, and an ID for each record.
+- Each contender has the fastest settings of one short trial; an expert may find faster ones.
+- All data is in memory or in the page cache. Reads from disk are not measured: for loaders that keep the file mapped, a
+  dropped cache turned out to be warm.
 - One process reads. Several JAX processes, and devices other than the first, are not measured.
-- Averages hide stalls: quartiles are of windows, not of single batches.
+- Quartiles are of windows, not of single batches, so stalls do not show.
 """
 
 

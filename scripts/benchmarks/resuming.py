@@ -181,30 +181,30 @@ def conditions(setting: Setting) -> dict[str, str]:
         "asked for one batch. regrain's `construct, resume` is `Pipeline(...)`, `iterate(start)`, `next`; "
         "`Checkpoints.resume` the same with `Checkpoints(...)` and `resume` in between; `construct` is "
         "`Pipeline(...)` alone; for `iterate(start)` (and `next`), `ids(step)` and "
-        "`provenance(pipeline).steps_of(id)` a new pipeline is there already. Left out: imports, making "
-        "the data, taking the states, closing",
+        "`provenance(pipeline).steps_of(id)` a pipeline is already open. Left out: imports, making the "
+        "data, taking the states, closing",
         "data": f"regrain: {resumes.VIRTUAL_RECORDS:,} records of one int64, computed from the row, 3 epochs, "
-        f'"feistel"; all others, and "permutation": {few} records of one int64, read at next to no cost; but '
-        "who skips batches reads them, so that these are records of 784 B from 47 MB in memory, gathered a "
+        f'"feistel"; all others, and "permutation": {few} records of one int64, read at almost no cost; '
+        "for loaders that read the batches they skip, records of 784 B from 47 MB in memory, gathered a "
         "batch at a time",
         "batch": f"{batch} records, so that a batch begins at each position; no worker, no thread",
-        "in turn": "each way, in a process with its like, goes through all positions and back (A B B A), "
-        f"everything made anew each time: at most {setting.rounds} rounds, none begun after "
+        "in turn": "each way visits all positions and returns (A B B A), in a process with similar "
+        f"ones, with everything made again each time: at most {setting.rounds} rounds, none begun after "
         f"{setting.seconds:g} s but for the first {setting.least}, behind one that is not counted; each round "
         "begins with a resume that is not counted. Nothing is extrapolated",
         "checked": "the IDs of each resume are compared: with the order (regrain), a pass without a stop "
         "(StatefulDataLoader; StreamingDataset at the first position), random access (Grain), the data "
         "(datasets)",
-        "keys": "the keys of an epoch's order, some 50 microseconds, are kept in a process from the first "
-        "round on, for all positions alike",
+        "keys": "the keys of an epoch's order, some 50 microseconds, are kept in a process after the "
+        "first round, for all positions",
         "Checkpoints": "a train state of 2.6 KB, keep=1, verify='full', on the disk of the temporary folder, "
         "in the page cache",
         "StreamingDataset": f"{resumes.SHARDS} local shards, links to one file, in the page cache; py1e, "
         "num_canonical_nodes=1; no download",
         "datasets": "an Arrow table in memory as one shard, not shuffled: the buffer of its shuffle is not "
-        "restored by a resume, but filled anew",
-        "StatefulDataLoader": "with torchdata's own RandomSampler, which moves by as many numbers as were "
-        "drawn, and not by reading records",
+        "restored by a resume, but filled again",
+        "StatefulDataLoader": "with torchdata's own RandomSampler, which draws as many numbers again, "
+        "without reading records",
     }
 
 

@@ -205,10 +205,10 @@ def conditions(sizes: Mapping[int, int]) -> dict[str, str]:
         "each save",
         "Orbax alone": "AsyncCheckpointer(StandardCheckpointHandler()), StandardSave of the same train state; once "
         "with its default options, under which it makes its directories in the background, and once with "
-        "create_directories_asynchronously=False. Ours is held against the one that blocks less",
+        "create_directories_asynchronously=False. Ours is compared with the one that blocks less",
         "what ours does more": "the iterator's state and the manifest, with the next 64 IDs; the sha256 of every "
-        "file; fsync of every file and directory of the step and of the rename that commits it. Orbax alone "
-        "syncs its array files alone, so that its total ends before all of it is on the disk",
+        "file; fsync of every file and directory of the step and of the rename that commits it. Orbax "
+        "syncs only its array files, so its total ends before everything is on disk",
         "in turn": f"A B C C B A ..., {_WARM_UP} rounds that are not counted, then rounds ({rounds})",
         "storage": f"new directories below {tempfile.gettempdir()}, all on one file system; before each save, "
         "outside the clock: sync, garbage collection, the previous step removed (so that no deletion of old "

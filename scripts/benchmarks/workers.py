@@ -214,10 +214,10 @@ def table(name: str, times: dict[str, list[float]]) -> Table:
 def conditions(setting: Setting) -> dict[str, str]:
     """What one must know to read the numbers."""
     return {
-        "cores": f"{len(os.sched_getaffinity(0))}, of which the loop that asks for batches takes hardly any",
-        "windows": f"{setting.rounds} of {setting.batches} batches each, in turn, after {_UNCOUNTED} that are not "
-        "counted, so that nobody gains by what was read ahead while others were measured",
+        "cores": f"{len(os.sched_getaffinity(0))}, of which the consuming loop uses hardly any",
+        "windows": f"{setting.rounds} of {setting.batches} batches each, in turn, after {_UNCOUNTED} that are "
+        "not counted, so that batches read ahead give no advantage",
         "left out": "start of the workers, a second or two",
-        "check": "all of ours give the same batches, which is looked at before the clock",
+        "check": "all of ours give the same batches, compared before the clock starts",
         "records": f"{setting.num_records:,}, in memory; each worker process has a copy or shares one",
     }

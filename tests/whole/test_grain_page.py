@@ -1,4 +1,4 @@
-"""The diff of docs/grain.md: both of its sides train on the same batches, before and after a stop."""
+"""Both sides of the diff in docs/grain.md train on the same batches, before and after a stop."""
 
 import pathlib
 import re
@@ -15,7 +15,7 @@ STOP = 20
 
 
 def side(sign: str) -> str:
-    """What the diff begins with (-), or comes to (+)."""
+    """The script before (-) or after (+) the diff."""
     diff = re.search(r"```diff\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     assert diff
     lines = diff[1].splitlines()
@@ -23,11 +23,11 @@ def side(sign: str) -> str:
 
 
 class StoppedError(Exception):
-    """Where a run is stopped."""
+    """Raised to stop a run."""
 
 
 def run(script: str, directory: pathlib.Path, stop: int | None, monkeypatch: Any) -> list[Any]:
-    """Runs one side; what it printed of each step."""
+    """Run one side and return what it printed in each step."""
     printed: list[Any] = []
 
     def recorded(ids: Any, loss: Any) -> None:

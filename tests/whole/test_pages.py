@@ -1,4 +1,4 @@
-"""What README and docs/ say of files, of each other and of the benchmark holds."""
+"""The pages' links, file tree, and figures from the benchmark are right."""
 
 import inspect
 import pathlib
@@ -11,8 +11,11 @@ import checkpointing
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-#: Files that the tree need not name.
-UNNAMED = {"__init__.py", "py.typed"}
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+#: Folders of which the tree names every module, those of inner folders included.
+WHOLE = ("loader", "checkpointing", "regrain")
+#: Folders of which it names the modules that lie directly in them.
+FLAT = ("scripts", "examples")
 
 
 # --- links ----------------------------------------------------------------------------------------
@@ -60,61 +63,69 @@ def test_the_readme_names_each_page() -> None:
 # --- the file tree --------------------------------------------------------------------------------
 
 
-def tree(text: str) -> dict[str, str]:
-    """The folders of the README's tree, and all that is said of each and of what it holds."""
-    (section,) = re.findall(r"^## Where to change what\n\n((?:    .*\n)+)", text, re.MULTILINE)
-    parts = re.split(r"^    (\w+)/ ", section, flags=re.MULTILINE)[1:]
-    return dict(zip(parts[::2], parts[1::2], strict=True))
+def named_in_tree(text: str) -> list[str]:
+    """The paths of all folders and files that the tree names, in its order.
+
+    A line that begins with a name and a slash is a folder. It holds the names of the more deeply
+    indented lines below it.
+    """
+    section = re.search(
+        r"^## Where to change what\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE
+    )
+    assert section
+    named: list[str] = []
+    inside: list[tuple[int, str]] = []
+    for spaces, line in re.findall(r"^( {4,})(\S.*)$", section[1], re.MULTILINE):
+        while inside and inside[-1][0] >= len(spaces):
+            inside.pop()
+        above = inside[-1][1] if inside else ""
+        if folder := re.match(r"\w+/", line):
+            above += folder[0]
+            inside.append((len(spaces), above))
+            named.append(above)
+        named += [above + name for name in re.findall(r"(?<![\w/.])\w+\.(?:py|toml|md)\b", line)]
+    return named
 
 
 def faults_of_tree(text: str, root: pathlib.Path) -> list[str]:
-    """Modules that the tree leaves out, and files and folders of it that are not there."""
-    faults = []
-    for folder, said in tree(text).items():
-        entries = set(re.findall(r"^      (\w[\w.]*/?)", said, re.MULTILINE))
-        named = set(re.findall(r"[\w]+\.(?:py|toml|md)\b", said)) | entries
-        paths = {path.name for path in root.joinpath(folder).glob("*.py")} - UNNAMED
-        inner = {path.name for path in root.joinpath(folder).rglob("*")}
-        if folder != "tests":
-            faults += [f"{folder}/{name} is left out" for name in sorted(paths - named)]
-        faults += [
-            f"{folder}/{n} is not there" for n in sorted(named) if n.rstrip("/") not in inner
-        ]
-    return faults
-
-
-def test_the_tree_names_all_modules_and_no_others() -> None:
-    assert set(tree(README)) >= {"loader", "checkpointing", "scripts", "configs", "docs", "tests"}
-    assert faults_of_tree(README, ROOT) == []
-
-
-def test_a_planted_fault_of_the_tree_is_found(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "loader/sources").mkdir(parents=True)
-    (tmp_path / "loader/new.py").touch()
-    planted = (
-        "## Where to change what\n\n    loader/     x\n      sources/    y\n      old.py    z\n"
-    )
-    assert faults_of_tree(planted, tmp_path) == [
-        "loader/new.py is left out",
-        "loader/old.py is not there",
+    """Modules that the tree leaves out or names twice, and names of absent files and folders."""
+    named = named_in_tree(text)
+    found = [path for top in WHOLE for path in (root / top).rglob("*.py")]
+    found += [path for top in FLAT for path in (root / top).glob("*.py")]
+    modules = {str(path.relative_to(root)) for path in found if path.name != "__init__.py"}
+    return [
+        *(f"{name} is left out" for name in sorted(modules.difference(named))),
+        *(f"{name} is named twice" for name in sorted({n for n in named if named.count(n) > 1})),
+        *(f"{name} is absent" for name in sorted(set(named)) if not (root / name).exists()),
     ]
 
 
-# --- the speed table ------------------------------------------------------------------------------
+def test_the_tree_names_each_module_once_and_no_absent_one() -> None:
+    assert {f"{top}/" for top in WHOLE + FLAT} <= set(named_in_tree(CONTRIBUTING))
+    assert faults_of_tree(CONTRIBUTING, ROOT) == []
 
-#: The README's words for contenders, and BENCHMARKS.md's.
-CONTENDERS = {
-    "`np.take`, no loader": "numpy take",
-    "fancy indexing, no loader": "numpy fancy",
-    "this loader, all defaults": "regrain",
-    "Grain, a gather of whole batches written by hand": "grain per batch",
-    "`torch.utils.data.DataLoader` with `__getitems__`": "torch DataLoader",
-    "torchdata `StatefulDataLoader`": "torchdata StatefulDataLoader",
-    "SPDL": "SPDL",
-    "Hugging Face `datasets`, Arrow format": "Hugging Face datasets",
-    "Grain, record by record": "grain per record",
-    "MosaicML Streaming": "MosaicML Streaming",
-}
+
+def test_planted_faults_of_the_tree_are_found(tmp_path: pathlib.Path) -> None:
+    for name in ("loader/a.py", "loader/sources/b.py", "loader/sources/c.py", "loader/new.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    right = (
+        "## Where to change what\n\nText of a.py.\n\n    loader/        the stream\n"
+        "      sources/       records: b.py, for all formats,\n"
+        "        c.py           and files\n                     of more lines\n"
+        "      a.py           the rest; new.py too\n\n## Next\n\n    other/\n"
+    )
+    assert faults_of_tree(right, tmp_path) == []
+    planted = right.replace("        c.py ", "        a.py ").replace("new.py too", "a.py too")
+    assert faults_of_tree(planted, tmp_path) == [
+        "loader/new.py is left out",
+        "loader/sources/c.py is left out",
+        "loader/a.py is named twice",
+        "loader/sources/a.py is absent",
+    ]
+
+
+# --- tables ---------------------------------------------------------------------------------------
 
 
 def table_below(text: str, heading: str) -> list[list[str]]:
@@ -129,36 +140,6 @@ def table_below(text: str, heading: str) -> list[list[str]]:
 def rows_below(text: str, heading: str) -> dict[str, list[str]]:
     """The cells of the first table below a heading, by the first of each row."""
     return {first: rest for first, *rest in table_below(text, heading)}
-
-
-def number(cell: str) -> float:
-    return float(cell.replace(",", ""))
-
-
-def wrong_speeds(readme: str, benchmarks: str) -> list[str]:
-    """Contenders of which the README says something else than the benchmark's page."""
-    (heading,) = re.findall(r"^### records: .*$", benchmarks, re.MULTILINE)
-    measured = rows_below(benchmarks, heading)
-    wrong = []
-    for name, (rate, ratio, *_) in rows_below(readme, "## Speed").items():
-        found, found_ratio = measured[CONTENDERS[name]][0:3:2]
-        same_rate = abs(number(rate) - number(found)) <= 0.5
-        # Three digits of a ratio: of this loader's to itself there is none.
-        same_ratio = abs(number(ratio) / number(found_ratio) - 1) <= 0.005 if found_ratio else True
-        if not (same_rate and same_ratio):
-            wrong.append(name)
-    return wrong
-
-
-def test_the_speed_table_is_the_benchmarks() -> None:
-    assert set(rows_below(README, "## Speed")) == set(CONTENDERS)
-    assert wrong_speeds(README, (ROOT / "BENCHMARKS.md").read_text("utf-8")) == []
-
-
-def test_a_planted_speed_is_found() -> None:
-    benchmarks = (ROOT / "BENCHMARKS.md").read_text("utf-8")
-    planted = README.replace("| SPDL | ", "| SPDL | 9", 1)
-    assert wrong_speeds(planted, benchmarks) == ["SPDL"]
 
 
 # --- the table of shuffles ------------------------------------------------------------------------

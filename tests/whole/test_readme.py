@@ -1,7 +1,7 @@
-"""The blocks of the README and of each page of docs/ run, in order, as a reader would have them run.
+"""Run the blocks of the README and of each page of docs/, in order.
 
-Python runs as one session, and a text block is what the block or command before it prints. A block whose first line is a
-comment with a file's name is that file. Of shell and workflows, the commands that begin with python run.
+Python blocks share one session. A text block is the output of the block or command before it. A block whose first line is
+a comment with a file's name becomes that file. In shell blocks and workflows, the commands that begin with python run.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from sybil.parsers.markdown import CodeBlockParser
 from tests.object_store import running_store
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-#: Modules of what the environment does not have, as far as pages use them.
+#: Stand-ins for modules that pages use and the environment lacks.
 STAND_INS = pathlib.Path(__file__).resolve().parents[1] / "stand_ins"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -43,19 +43,19 @@ def _run(example: Example) -> None:
 
 def _compare(example: Example) -> None:
     assert example.namespace.pop("printed").rstrip() == example.parsed.rstrip(), (
-        f"{example.path}:{example.line} is not what the block above it prints"
+        f"{example.path}:{example.line} differs from the output of the block above it"
     )
 
 
 def _command(example: Example) -> None:
     commands = re.findall(r"^(?: *- run: )?(python .*)$", example.parsed, re.MULTILINE)
-    assert commands, f"{example.path}:{example.line} holds no command that could be tried"
+    assert commands, f"{example.path}:{example.line} has no command to run"
     for command in commands:
         environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "PYTEST_ADDOPTS": shlex.quote(f"--basetemp={pathlib.Path.cwd() / 'pytest'}"),
-            "DRILL_KILLS": "1",  # of the page on tests, whose drill has some more at night
+            "DRILL_KILLS": "1",  # docs/testing.md: one kill is enough here
         }
         arguments = [sys.executable, *shlex.split(command)[1:]]
         done = subprocess.run(
@@ -76,7 +76,7 @@ def test_the_readme_is_a_page_of_blocks() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_block_runs_and_prints_what_the_page_says(
+def test_every_block_runs_and_prints_the_text_of_the_page(
     page: pathlib.Path,
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -86,15 +86,15 @@ def test_every_block_runs_and_prints_what_the_page_says(
     monkeypatch.syspath_prepend(STAND_INS)
     monkeypatch.syspath_prepend(tmp_path)
     document: Any = _examples(page)
-    # A reader's JAX is as lenient as JAX comes; the strictness of the other tests is not for them.
+    # Readers have JAX's defaults, not the strictness of the other tests.
     for name in ("JAX_NUMPY_DTYPE_PROMOTION", "JAX_NUMPY_RANK_PROMOTION"):
         monkeypatch.delenv(name)
-    # Where a page has a store, it is one of this machine.
+    # The page on object stores uses a local one.
     store = running_store() if page.stem == "scaling" else contextlib.nullcontext()
     with store, jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         for example in document.examples():
             example.evaluate()
-    # What a callback raises ends nothing, and is in the log alone.
+    # An exception of a callback is logged and does not end the run.
     assert [
         text for text in caplog.messages if re.match("on_(stats|progress) has failed", text)
     ] == []
@@ -103,13 +103,13 @@ def test_every_block_runs_and_prints_what_the_page_says(
 @pytest.mark.parametrize(
     ("blocks", "error"),
     [
-        ("```python\nprint(1)\n```\n```text\n2\n```\n", "is not what the block above it prints"),
+        ("```python\nprint(1)\n```\n```text\n2\n```\n", "differs from the output"),
         ("```sh\npython -c 'raise SystemExit(3)'\n```\n", "raise SystemExit"),
         ("```yaml\n- run: python absent.py\n```\n", "absent.py"),
-        ("```sh\nls\n```\n", "no command that could be tried"),
+        ("```sh\nls\n```\n", "no command to run"),
     ],
 )
-def test_a_block_that_is_wrong_is_found(
+def test_a_wrong_block_is_found(
     blocks: str, error: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
