@@ -143,7 +143,8 @@ def amount_of(element: Any) -> Amount:
     try:
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(element) if hasattr(leaf, "nbytes"))
         fields: Mapping[str, Any] = element if isinstance(element, Mapping) else {}
-        mask, ids = fields.get("mask"), fields.get("id")
+        mask = fields.get("mask")
+        ids: Any = fields.get("id")
         if isinstance(mask, np.ndarray) and mask.dtype == bool and mask.ndim == 1:
             return Amount(len(mask), len(mask) - int(np.count_nonzero(mask)), size)
         unknown = ids is None or isinstance(mask, jax.Array)
