@@ -64,7 +64,7 @@ NUMPY_ALONE = (
     "loader.identity.digests",
     "loader.identity.marks",
     "loader.reading.threads",
-    "loader.identity.told_apart",
+    "loader.identity.differences",
 )
 
 
