@@ -72,8 +72,8 @@ from loader import (
 )
 from loader.batching import as_integer
 from loader.identity.base import Place
+from loader.identity.differences import in_print
 from loader.identity.json_form import json_settings, json_value
-from loader.identity.told_apart import in_print
 from loader.progress import seconds_text
 from loader.sources import Verify as DataVerify
 from loader.stream import Stream, StreamIterator

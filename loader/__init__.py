@@ -40,7 +40,8 @@ from loader.audit.provenance import (
 from loader.batching import Position, Segment, masked_mean
 from loader.config import PipelineConfig
 from loader.errors import DataChangedError, RecordReadError, WorkerDiedError
-from loader.identity.fingerprint import Difference, Fingerprint, dataset_digest, fingerprint
+from loader.identity.differences import Difference
+from loader.identity.fingerprint import Fingerprint, dataset_digest, fingerprint
 from loader.keys import record_keys, rng, uniforms
 from loader.order import ORDER_VERSIONS, epoch_order, position_of
 from loader.progress import OnProgress, Progress, watch_progress

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, NoReturn, Protocol
 
 from loader.batching import Position
 from loader.identity.base import Ahead, Place, StreamIdentity, canonical
-from loader.identity.fingerprint import Difference
+from loader.identity.differences import Difference
 from loader.reading.stats import StreamStats
 from loader.sources import Verify
 

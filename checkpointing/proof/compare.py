@@ -12,8 +12,8 @@ import numpy.typing as npt
 from checkpointing.manifest import Manifest
 from checkpointing.proof.step_log import Delivery, Part
 from loader import dataset_digest
+from loader.identity.differences import in_print
 from loader.identity.digests import raw_bytes
-from loader.identity.told_apart import in_print
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from loader import order
 from loader.batching import Outcome, Position, Segment, as_integer
 from loader.config import PipelineConfig
-from loader.identity.fingerprint import HasIds, read_ids
+from loader.identity.records import HasIds, read_ids
 from loader.progress import counted
 from loader.streams.mixture import Mixture
 from loader.streams.pipeline import Pipeline

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Self
 
 from loader.batching import Position, Segment
-from loader.identity.fingerprint import Difference, Fingerprint
+from loader.identity.differences import Difference, in_print
+from loader.identity.fingerprint import Fingerprint
 from loader.identity.json_form import shallow
-from loader.identity.told_apart import in_print
 from loader.streams.turns import Turns
 
 _NEXT_KINDS: Final = frozenset({"ids", "digest", "end", "error", "refused"})

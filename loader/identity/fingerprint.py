@@ -8,24 +8,30 @@ say *which* records differ. There are at most 2,048 of them, so a fingerprint ha
 any number of records, and for up to 2,048 records a mark is one record.
 """
 
-import copy
 import dataclasses
 import hashlib
 import itertools
 import json
 import math
-import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol, Self, cast
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from loader.identity.digests import ID_COLUMN, MARK_HEX, Leaves, Read, digest_rows, raw_bytes
+from loader.identity.differences import Difference, in_print
+from loader.identity.digests import ID_COLUMN, MARK_HEX, Leaves, digest_rows, raw_bytes
 from loader.identity.files import FileMarks
 from loader.identity.marks import Marked, changes_in_words
-from loader.identity.told_apart import in_print, look_alike
+from loader.identity.records import (
+    Field,
+    Readable,
+    check_unique,
+    dtype_and_shape,
+    has_ranges,
+    reader_of,
+)
 from loader.progress import Work
 from loader.reading.threads import usable_cores
 from loader.sources.source_or_stream import check_is_no_stream
@@ -33,80 +39,17 @@ from loader.sources.source_or_stream import check_is_no_stream
 FINGERPRINT_VERSION: Final = 1
 MAX_CHUNKS: Final = 2048
 
-_INT64: Final = np.dtype(np.int64)
 #: What a thread reads at a time, at least and at most, and in between as many pieces as even out the
 #: threads' shares. Each piece costs some 30 us under Python's lock.
 _READ_BYTES: Final = 1 << 20, 1 << 22
 _PIECES: Final = 32
 _UNIQUE_UP_TO: Final = 1 << 22
 _COMPARED_UP_TO: Final = 1 << 17
-_BLOCK: Final = 1 << 14
-_MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)  # odd, of no pattern: 2**64 / the golden ratio
 _NAMED: Final = 8
-#: So much is shown of what two long texts have in common, before they differ.
-_BEFORE: Final = 20
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 _IdsOf = Callable[[npt.NDArray[np.int64]], npt.NDArray[Any]]
-
-#: By name, the dtype and per-record shape of each field.
-Specs = Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
-
-
-class _Field(Protocol):
-    @property
-    def dtype(self) -> Any: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-
-class HasIds(Protocol):
-    """The part of a `RecordSource` that tells which records there are."""
-
-    def __len__(self) -> int:
-        """How many records."""
-        ...
-
-    def ids(self, rows: npt.NDArray[np.int64], /) -> npt.NDArray[Any]:
-        """IDs of ``rows: int64[k]``: int64[k] or str[k]."""
-        ...
-
-
-class _Readable(HasIds, Protocol):
-    """What a fingerprint needs of a `RecordSource`."""
-
-    @property
-    def fields(self) -> Mapping[str, _Field]: ...
-    def read(self, rows: npt.NDArray[np.int64]) -> Mapping[str, npt.NDArray[Any]]: ...
-
-
-class _Ranged(_Readable, Protocol):
-    """A `RecordSource` that also has the optional ``read_range``."""
-
-    def read_range(self, start: int, stop: int, /) -> Mapping[str, npt.NDArray[Any]]: ...
-
-
-class _Range:
-    """What ``read_range`` gave, as a source of these rows alone."""
-
-    def __init__(self, source: _Ranged, start: int, stop: int) -> None:
-        self.fields, self._len = source.fields, stop - start
-        self._records = source.read_range(start, stop)
-        if not isinstance(self._records, Mapping) or ID_COLUMN not in self._records:
-            raise ValueError(
-                "read_range must give a dict of arrays, the IDs under 'id' among them, not "
-                f"{self._records!r:.80}"
-            )
-
-    def __len__(self) -> int:
-        return self._len
-
-    def ids(self, _rows: npt.NDArray[np.int64], /) -> npt.NDArray[Any]:
-        return self._records[ID_COLUMN]
-
-    def read(self, _rows: npt.NDArray[np.int64]) -> Mapping[str, npt.NDArray[Any]]:
-        return self._records
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,48 +59,6 @@ class ColumnDigest:
     dtype: str
     shape: tuple[int, ...]
     digest: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Difference:
-    """One thing that two sides do not have in common.
-
-    Attributes:
-      name: such as ``dataset.y`` or ``batch_size``.
-      checkpoint: the value of the first one, a checkpoint's as a rule, as text.
-      now: that of the second one. Where both look alike and are not, such as an accent that is a
-        character of its own and one that is not, both are shown in ASCII.
-      note: a remark, such as which records differ; else empty.
-    """
-
-    name: str
-    checkpoint: str
-    now: str
-    note: str = ""
-
-    def __post_init__(self) -> None:
-        shown = in_print([self.checkpoint, self.now])
-        object.__setattr__(self, "checkpoint", shown[self.checkpoint])
-        object.__setattr__(self, "now", shown[self.now])
-
-    def shortened(self, limit: int) -> "Difference":
-        """The same with both values cut to ``limit`` characters, among them the first that differ."""
-        before, now = self.checkpoint, self.now
-        if before != now and _cut(before, limit) == _cut(now, limit):
-            pairs = enumerate(zip(before, now, strict=False))
-            differs = next((i for i, (a, b) in pairs if a != b), min(len(before), len(now)))
-            first = max(0, differs - min(_BEFORE, limit // 4))
-            before, now = f"...{before[first:]}", f"...{now[first:]}"
-        before, now = _cut(before, limit), _cut(now, limit)
-        if not look_alike(
-            self.checkpoint, self.now
-        ):  # else they are in print, whatever is left of them
-            shown = in_print([before, now])
-            before, now = shown[before], shown[now]
-        short = copy.copy(self)
-        object.__setattr__(short, "checkpoint", before)
-        object.__setattr__(short, "now", now)
-        return short
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,7 +98,7 @@ class Fingerprint:
         return _sha256(json.dumps(covered, sort_keys=True))
 
     @classmethod
-    def of_revision(cls, revision: str, source: _Readable) -> Self:
+    def of_revision(cls, revision: str, source: Readable) -> Self:
         """Identity by a name that the data's owner never reuses, for data too large to be read.
 
         It covers the revision's name, the number of records, and the fields' names, dtypes and
@@ -240,7 +141,7 @@ class Fingerprint:
         cls,
         num_records: int,
         ids: ColumnDigest,
-        fields: Mapping[str, _Field],
+        fields: Mapping[str, Field],
         files: FileMarks,
     ) -> Self:
         """Identity of records in files, by their bytes.
@@ -319,7 +220,7 @@ class Fingerprint:
             )
         return made
 
-    def diff(self, other: "Fingerprint", source: _Readable | None = None) -> list[Difference]:
+    def diff(self, other: "Fingerprint", source: Readable | None = None) -> list[Difference]:
         """How ``other`` (the data now) differs from this one (the data of a checkpoint).
 
         Args:
@@ -377,7 +278,7 @@ class Fingerprint:
                 found.append(Difference(f"dataset.reading.{key}", was, now))
         return found
 
-    def _marks_of(self, other: "Fingerprint", source: _Readable | None) -> list[str] | None:
+    def _marks_of(self, other: "Fingerprint", source: Readable | None) -> list[str] | None:
         """The other's marks, of as many records each as this fingerprint's; ``None`` if nothing tells."""
         if not self.marks or not other.marks or _kinds(self) != _kinds(other):
             return None  # a mark is of all fields: with another field, every one of them differs
@@ -390,7 +291,7 @@ class Fingerprint:
             stop = min(stop, self.num_records)
         return _chunks(leaves(source, self.chunk_records, stop=stop))
 
-    def _in_words(self, other: "Fingerprint", source: _Readable | None) -> str:
+    def _in_words(self, other: "Fingerprint", source: Readable | None) -> str:
         """Which records differ, as far as the marks tell."""
         marks = self._marks_of(other, source)
         if marks is None:
@@ -413,7 +314,7 @@ class _RecordNames:
     """Records by ID if these are known, else by row."""
 
     of: Fingerprint
-    source: _Readable | None
+    source: Readable | None
     edited: str
     thing: str = "record"
     chunks: str = "chunks"
@@ -437,7 +338,7 @@ class _RecordNames:
         return str(first) if first == last else f"{first}-{last}"
 
 
-def _lookup(of: Fingerprint, source: _Readable | None) -> _IdsOf | None:
+def _lookup(of: Fingerprint, source: Readable | None) -> _IdsOf | None:
     """From rows to IDs, by the source or by what its fingerprint has kept; ``None`` if neither tells."""
     if source is not None:
         return source.ids
@@ -475,7 +376,7 @@ def dataset_digest(*arrays: npt.ArrayLike) -> str:
 
 
 def fingerprint(
-    source: _Readable, *, chunk_records: int | None = None, workers: int | None = None
+    source: Readable, *, chunk_records: int | None = None, workers: int | None = None
 ) -> Fingerprint:
     """Reads a whole source and digests it, on all cores.
 
@@ -520,7 +421,7 @@ def fingerprint(
 
 
 def leaves(
-    source: _Readable,
+    source: Readable,
     chunk_records: int,
     start: int = 0,
     stop: int | None = None,
@@ -551,10 +452,10 @@ def leaves(
     specs = {name: dtype_and_shape(field) for name, field in source.fields.items()}
     stop = len(source) if stop is None else stop
     record_bytes = 8 + sum(dtype.itemsize * math.prod(shape) for dtype, shape in specs.values())
-    ranged = _reads_ranges(source)
+    ranged = has_ranges(source)
     piece = min(max((stop - start) * record_bytes // _PIECES, _READ_BYTES[0]), _READ_BYTES[1])
     piece_records = max(1, piece // record_bytes)
-    read = _reader(source, specs, piece_records)
+    read = reader_of(source, specs, piece_records)
 
     def read_and_keep(low: int, high: int) -> Mapping[str, npt.NDArray[Any]]:
         arrays = read(low, high)
@@ -581,160 +482,12 @@ def default_chunk_records(num_records: int) -> int:
     return 1 << max(0, (-(-num_records // MAX_CHUNKS) - 1).bit_length())
 
 
-def dtype_and_shape(field: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """A field's dtype and per-record shape, from whatever has both, from a pair of them, or a dtype.
-
-    Raises:
-      AttributeError, TypeError, ValueError: it is none of these.
-    """
-    if isinstance(field, np.dtype):
-        field = (field, ())
-    dtype, shape = field if isinstance(field, tuple) else (field.dtype, field.shape)
-    return np.dtype(dtype), tuple(operator.index(side) for side in shape)
-
-
-def read_ids(source: HasIds, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """A source's IDs of some rows: int64[k] or str[k].
-
-    Raises:
-      ValueError: the source gives something else; names it.
-    """
-    if rows.size == 0:  # no rows tell nothing of what IDs are like
-        return read_ids(source, np.zeros(1, np.int64))[:0]
-    ids = np.asarray(source.ids(rows))
-    if ids.dtype == _INT64 and ids.shape == rows.shape:
-        return ids
-    if ids.dtype.kind in "iu" and ids.dtype.itemsize < 8:
-        ids = ids.astype(np.int64)
-    elif ids.dtype.kind == "O" and all(isinstance(name, str) for name in ids.flat):
-        ids = ids.astype(np.str_)
-    if ids.shape != rows.shape or (ids.dtype.kind != "U" and ids.dtype != np.int64):
-        raise ValueError(
-            f"the source gave {ids.dtype}{list(ids.shape)} as the IDs of {len(rows)} rows; it must "
-            f"give int64[{len(rows)}] or strings"
-        )
-    return ids
-
-
-def read_fields(
-    source: _Readable, rows: npt.NDArray[np.int64], specs: Specs
-) -> dict[str, npt.NDArray[Any]]:
-    """A source's fields of some rows: for each an array dtype[k, *shape].
-
-    Raises:
-      ValueError: the source gives something else than its ``fields`` say; names the field.
-    """
-    given = source.read(rows)
-    # Once a batch: the usual case, a dict of arrays, must cost next to nothing.
-    if type(given) is not dict and not isinstance(given, Mapping):
-        raise ValueError(f"the source must read as a dict of arrays, not {type(given).__name__}")
-    arrays = {}
-    length = rows.shape
-    for name, (dtype, shape) in specs.items():
-        if name not in given:
-            absent = ", ".join(repr(name) for name in specs if name not in given)
-            raise ValueError(f"the source did not read {absent}, of its fields")
-        arrays[name] = array = np.asarray(given[name])
-        if array.dtype != dtype or array.shape != length + shape:
-            raise ValueError(
-                f"field {name!r} reads as {array.dtype}{list(array.shape)} for {len(rows)} rows, "
-                f"but the source's fields say {dtype}{[len(rows), *shape]}"
-            )
-    return arrays
-
-
-def check_ids(ids: npt.NDArray[Any], first_row: int = 0) -> None:
-    """Checks that IDs are int64[n] or str[n], none of them a value that padding uses.
-
-    Raises:
-      TypeError, ValueError: they are not; names the row.
-    """
-    if ids.ndim != 1 or (ids.dtype.kind != "U" and ids.dtype != np.int64):
-        raise TypeError(f"IDs must be int64[n] or str[n], not {ids.dtype}{list(ids.shape)}")
-    padding: Any = "" if ids.dtype.kind == "U" else -1
-    taken = ids == padding
-    if taken.any():
-        raise ValueError(
-            f"row {first_row + int(taken.argmax())} has the ID {padding!r}, which marks an empty slot of a "
-            "padded batch; give the record another ID"
-        )
-
-
-def check_unique(ids: npt.NDArray[Any]) -> None:
-    """Checks that no ID stands twice.
-
-    Raises:
-      ValueError: one does; names it and two of its rows.
-    """
-    if (ids[1:] > ids[:-1]).all():
-        return
-    numbers = np.sort(_numbers(ids))
-    if (numbers[1:] != numbers[:-1]).all():
-        return
-    by_id = np.argsort(ids, kind="stable")  # many times as slow, and needed for an error alone
-    twice = np.flatnonzero(ids[by_id[1:]] == ids[by_id[:-1]])
-    if not twice.size:
-        return  # two texts had the same number by chance
-    first, second = by_id[twice[0]], by_id[twice[0] + 1]
-    raise ValueError(
-        f"ID {ids[first].item()!r} belongs to rows {first} and {second} ({twice.size} such pairs); an "
-        "ID must name one record, or nothing can tell what was seen"
-    )
-
-
-def _numbers(ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Integers that differ where IDs do: for texts, but for a rare chance, a hash of 64 bits."""
-    if ids.dtype.kind != "U" or ids.itemsize == 0:
-        return ids
-    codes = np.ascontiguousarray(ids, ids.dtype.newbyteorder("=")).view(np.uint32)
-    codes = codes.reshape(len(ids), -1)
-    numbers = np.zeros(len(ids), np.uint64)
-    for low in range(0, len(ids), _BLOCK):
-        some = numbers[low : low + _BLOCK]
-        for column in codes[low : low + _BLOCK].T:
-            some *= _MULTIPLIER
-            some += column
-    return numbers
-
-
-def _reader(source: _Readable, specs: Specs, piece_records: int) -> Read:
-    """How the rows from one to another are read and checked."""
-    ranged = cast("_Ranged", source) if _reads_ranges(source) else None
-    as_many = np.zeros(piece_records, np.int64)  # for the number of rows where nobody looks at them
-
-    def read(start: int, stop: int) -> Mapping[str, npt.NDArray[Any]]:
-        if ranged is None:
-            of, rows = source, np.arange(start, stop, dtype=np.int64)
-        else:
-            of, rows = _Range(ranged, start, stop), as_many[: stop - start]
-        ids = read_ids(of, rows)
-        check_ids(ids, start)
-        return {**read_fields(of, rows, specs), ID_COLUMN: ids}
-
-    return read
-
-
-def _reads_ranges(source: _Readable) -> bool:
-    """Whether a source has a ``read_range`` that gives what its ``read`` and ``ids`` give.
-
-    A class that inherits it, but reads in a way of its own, has not.
-    """
-    for of in type(source).__mro__:
-        if not vars(of).keys().isdisjoint({"read_range", "read", "ids"}):
-            return "read_range" in vars(of)
-    return False
-
-
 def _chunks(of: Fingerprint | Leaves) -> list[str]:
     return [of.marks[i : i + MARK_HEX] for i in range(0, len(of.marks), MARK_HEX)]
 
 
 def _sha256(text: str) -> str:
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
-
-
-def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def _brief(of: ColumnDigest | FileMarks | None) -> str:

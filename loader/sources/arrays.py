@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loader.identity.fingerprint import Fingerprint, check_ids, check_unique, fingerprint
+from loader.identity.fingerprint import Fingerprint, fingerprint
+from loader.identity.records import check_ids, check_unique
 from loader.sources.protocol import Field, check_field, field_list
 
 

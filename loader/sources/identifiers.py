@@ -13,7 +13,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from loader.identity.fingerprint import ColumnDigest, check_ids, read_ids
+from loader.identity.fingerprint import ColumnDigest
+from loader.identity.records import check_ids, read_ids
 from loader.progress import counted
 from loader.sources.files import FileRows, FileSet
 from loader.sources.kept import KeptIds

@@ -21,7 +21,7 @@ from typing import IO, Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from loader.identity.fingerprint import check_ids, read_fields, read_ids
+from loader.identity.records import check_ids, read_fields, read_ids
 from loader.progress import Work, counted
 from loader.sources.files import check_one_split, checked_name
 from loader.sources.new_paths import new_folder

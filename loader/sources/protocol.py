@@ -9,7 +9,8 @@ import ml_dtypes  # noqa: F401 (NumPy then finds bfloat16 and its like by name)
 import numpy as np
 import numpy.typing as npt
 
-from loader.identity.fingerprint import Fingerprint, dtype_and_shape
+from loader.identity.fingerprint import Fingerprint
+from loader.identity.records import dtype_and_shape
 from loader.sources.source_or_stream import check_is_no_stream
 
 #: What a fingerprint reads: ``"cache"``, what has changed since a source last digested it, which is all where

@@ -12,7 +12,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from loader.identity.fingerprint import ColumnDigest, check_ids
+from loader.identity.fingerprint import ColumnDigest
+from loader.identity.records import check_ids
 from loader.progress import counted
 from loader.sources.kept import encoded
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Final, Self
 
 from loader.identity.base import StreamIdentity, data_report, diff_mappings, typed
-from loader.identity.fingerprint import Difference, Fingerprint
+from loader.identity.differences import Difference, in_print
+from loader.identity.fingerprint import Fingerprint
 from loader.identity.json_form import shallow
-from loader.identity.told_apart import in_print
 
 _WHY_WORKERS: Final = (
     "Grain's state holds whose turn it is among its workers: with another number of them it would go on "

@@ -20,8 +20,9 @@ import numpy as np
 
 from loader.batching import Position
 from loader.identity.base import Ahead, Place, PlaceError, StreamIdentity
+from loader.identity.differences import Difference
 from loader.identity.digests import raw_bytes
-from loader.identity.fingerprint import Difference, Fingerprint
+from loader.identity.fingerprint import Fingerprint
 from loader.identity.json_form import from_json, json_settings, to_json
 from loader.reading.devices import Device
 from loader.reading.iterator import ReadOptions

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from loader.identity.described import attributes_described, described, is_transformation
+from loader.identity.values import attributes_described, described, is_transformation
 from loader.reading.iterator import NumberedBatches
 from loader.stream import Stream
 from loader.streams.chain_identity import GrainChain

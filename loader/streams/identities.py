@@ -16,7 +16,8 @@ from loader.identity.base import (
     texts,
     typed,
 )
-from loader.identity.fingerprint import ColumnDigest, Difference, Fingerprint
+from loader.identity.differences import Difference
+from loader.identity.fingerprint import ColumnDigest, Fingerprint
 from loader.order import ORDER_VERSIONS
 from loader.streams.chain_identity import ChainIdentity
 from loader.streams.turns import TURNS_VERSION, Turns

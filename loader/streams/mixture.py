@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from loader.batching import Batch, Position, as_integer, as_length
 from loader.identity.base import Place, PlaceError, StreamIdentity
-from loader.identity.fingerprint import Difference, Fingerprint
+from loader.identity.differences import Difference
+from loader.identity.fingerprint import Fingerprint
 from loader.reading.devices import Device, check_device, sharding_of
 from loader.reading.iterator import BatchIterator, NumberedBatches, OnBatch, ReadOptions
 from loader.reading.processes import WHOLE, Shard, check_shard, shard_of_process

@@ -20,8 +20,10 @@ from loader.config import PipelineConfig
 from loader.errors import PUT_BACK, DataChangedError, RecordReadError
 from loader.identity.base import Place, PlaceError
 from loader.identity.changes import check_skip, log_drops
-from loader.identity.fingerprint import Difference, Fingerprint, read_fields, read_ids
-from loader.identity.transforms import transform_identity
+from loader.identity.differences import Difference
+from loader.identity.fingerprint import Fingerprint
+from loader.identity.records import read_fields, read_ids
+from loader.identity.values import transform_identity
 from loader.keys import KEY_FIELD, KEYS_VERSION, check_key_field, record_keys, rng
 from loader.order import ORDER_VERSIONS, EpochOrder, Rows
 from loader.progress import things_text

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loader.identity.transforms import transform_identity
+from loader.identity.values import transform_identity
 
 
 def double(batch: Mapping[str, Any], **_: Any) -> dict[str, Any]:
@@ -38,6 +38,12 @@ def test_a_transform_is_known_by_its_name_and_version() -> None:
     )
 
 
+class Holding(Scale):
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.held = held
+
+
 def _module_level(batch: Any) -> Any:
     return batch
 
@@ -54,5 +60,8 @@ def test_a_partial_is_known_by_what_its_arguments_hold() -> None:
     assert name(k=large) == name(k=large.copy()) != name(k=other)
     assert name(f=_module_level) == "_module_level(f=_module_level)"
     assert name(k={"b": 1, "a": (2, "x")}) == name(k={"a": (2, "x"), "b": 1})
-    with pytest.raises(TypeError, match="could not be recognised at a resume"):
-        name(k=object())
+    assert name(k=np.dtype("f4")) != name(k=np.dtype("f8"))
+    assert name(k=np.zeros(1 << 27, np.uint8)) != name(k=np.ones(1 << 27, np.uint8))
+    for unknown in (object(), [object()], [Holding(object())]):
+        with pytest.raises(TypeError, match="could not be recognised at a resume"):
+            name(k=unknown)

@@ -37,6 +37,8 @@ RUNS_GRAIN = (
     "loader.streams.grain",
     "loader.sources",
 )
+#: Tools in the folder of the audit that are no part of it: they use the pipeline, and it uses neither.
+BESIDE_THE_AUDIT = ("loader.audit.provenance", "loader.audit.determinism")
 RUNTIME = {"grain", "jax", "numpy", "orbax-checkpoint"}
 
 
@@ -66,7 +68,7 @@ NUMPY_ALONE = (
     "loader.identity.digests",
     "loader.identity.marks",
     "loader.reading.threads",
-    "loader.identity.told_apart",
+    "loader.identity.differences",
 )
 
 
@@ -107,10 +109,10 @@ def forbidden(importer: str, module: str) -> bool:
             module.partition(".")[0] in sys.stdlib_module_names
             or within(module, "numpy", *NUMPY_ALONE)
         )
-    if within(importer, "loader.audit") and (
-        module == "loader" or within(module, "loader.streams.pipeline", "loader.batching")
-    ):
-        return True
+    if within(importer, "loader.audit") and importer not in BESIDE_THE_AUDIT:
+        shared = ("loader.streams.pipeline", "loader.batching", *BESIDE_THE_AUDIT)
+        if module == "loader" or within(module, *shared):
+            return True
     if within(importer, "loader") and within(module, "checkpointing"):
         return True
     if within(importer, "regrain"):

@@ -1,4 +1,4 @@
-"""By what functions and objects are known from one run to the next: names, versions and plain values, never code."""
+"""Identify functions and objects from one run to the next: by names, versions and plain values, never by code."""
 
 import dataclasses
 import dis
@@ -7,8 +7,9 @@ import functools
 import hashlib
 import operator
 import re
+import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Final
@@ -19,58 +20,88 @@ import numpy as np
 
 from loader.identity.fingerprint import dataset_digest
 
-#: What is longer is told by a digest.
+#: Longer texts are cut, and end with a digest.
 MAX_TEXT: Final = 200
-#: As many values, and bytes of arrays, of one function or object are looked at.
+#: Limits of the values, and the bytes of arrays, that are described for one function or object.
 MAX_VALUES: Final = 20_000
 MAX_ARRAY_BYTES: Final = 1 << 26
 
 _MAX_DEPTH: Final = 8
-#: Each is told as Python writes it; a bool is an int too, and comes first.
+#: Described by ``repr``. A bool is an int too, and comes first.
 _PLAIN: Final = (bool, int, float, complex, str, bytes, range, Decimal, Fraction)
-#: What a data set of Grain's reads from, and how, is told where it stands in the chain.
+#: Grain's data sets are described by their place in the chain.
 _NO_TRANSFORMATIONS: Final = frozenset({"MapDataset", "IterDataset", "DatasetIterator"})
 _GETTERS: Final = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
-#: They make an object; what others assign changes while it runs.
+#: These methods make an object. Attributes that other methods assign change while it runs.
 _MAKE: Final = frozenset({"__init__", "__new__", "__post_init__", "__setstate__"})
 
 
-def described(value: Any) -> dict[str, str]:
-    """What is told of a function, or of an object that is called or is one of Grain's transformations.
+def transform_identity(transform: Callable[..., Any] | None) -> dict[str, str] | None:
+    """Return the name and version of a transform, as a manifest holds them.
 
-    Under ``""`` stands its name (of an object that of its class; of a method, the object's first), the
-    arguments of a `functools.partial`, and the attribute ``version``, if it has one. Of an object, or
-    a method's object, there is an entry for each attribute that is not ``None``, by its name with a dot
-    before it. Values are numbers, texts, truth values, members of enums, dtypes, classes, arrays (by
-    digest), and lists, tuples, sets and dicts of these. Functions, partials, methods, dataclasses,
-    Grain's transformations, and callable objects of which all can be told, are described in turn. Of
-    anything else the class alone is told, in angle brackets: of 64 MiB of arrays and 20,000 values on,
-    too.
+    The name is that of the function, or of the class of a callable object. A `functools.partial` adds its
+    arguments, as `described` has them but without limits of size. The version is the attribute ``version``,
+    if there is one.
 
-    Attributes that methods assign after an object was made, such as counters, are left out, and so is
-    what a `functools.cached_property` has looked up.
+    Raises:
+      TypeError: an argument of a partial can only be described by its class.
     """
-    telling, value = _Telling(), _bare(value)
+    if transform is None:
+        return None
+    version = str(getattr(transform, "version", ""))
+    arguments = []
+    while isinstance(transform, functools.partial):
+        named = sorted(transform.keywords.items())
+        for name, value in [*(("", value) for value in transform.args), *named]:
+            describer = _Describer(sys.maxsize, sys.maxsize)
+            text = describer.text(value, known=True)
+            if describer.is_partial:
+                raise TypeError(
+                    f"the transform is a partial with the argument {value!r:.60} of type {type(value).__name__}, "
+                    "by which it could not be recognised at a resume; use a function of its own, with a version"
+                )
+            arguments.append(f"{name}={text}" if name else text)
+        version = version or str(getattr(transform.func, "version", ""))
+        transform = transform.func
+    name = getattr(transform, "__qualname__", type(transform).__qualname__)
+    return {"name": name + (f"({', '.join(arguments)})" if arguments else ""), "version": version}
+
+
+def described(value: Any) -> dict[str, str]:
+    """Describe a function, a callable object or one of Grain's transformations.
+
+    The entry ``""`` has its name (for an object the name of its class; for a method, the object's first),
+    the arguments of a `functools.partial`, and the attribute ``version``, if there is one. An object, or a
+    method's object, adds an entry for each attribute that is not ``None``: its name after a dot. Values are
+    numbers, texts, booleans, enum members, dtypes, classes, arrays (by digest), and lists, tuples, sets and
+    dicts of these. Functions, partials, methods, dataclasses, Grain's transformations, and callable objects
+    that can be described as a whole, are described in turn. Any other object, or more than 64 MiB of arrays
+    or 20,000 values, is described by its class alone, in angle brackets.
+
+    Attributes that methods assign after an object was made, such as counters, are left out, and so are
+    values of `functools.cached_property`.
+    """
+    describer, value = _Describer(), _bare(value)
     method = _method(value)
     whose = value if method is None else value.__self__
     if method is not None and isinstance(whose, type):
         return {"": f"{whose.__qualname__}.{method}" + _version(value)}
     if isinstance(whose, (functools.partial, *_GETTERS)) or _is_function(whose) or _is_value(whose):
-        return {"": telling.told(value)}
+        return {"": describer.text(value)}
     name = _name(whose) + ("" if method is None else f".{method}")
     name += _version(whose) or _version(value)
-    attributes = {f".{key}": telling.told(one) for key, one in _attributes(whose)}
+    attributes = {f".{key}": describer.text(one) for key, one in _attributes(whose)}
     return {"": _short(name), **attributes}
 
 
 def attributes_described(value: Any) -> dict[str, str]:
-    """The attributes alone, by their names, of an object that is no function: see `described`."""
-    telling = _Telling()
-    return {key: telling.told(one) for key, one in _attributes(value)}
+    """Describe the attributes of an object that is not a function, by name; see `described`."""
+    describer = _Describer()
+    return {key: describer.text(one) for key, one in _attributes(value)}
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    """What an object was made with, by name, sorted."""
+    """Yield the attributes that an object was made with, sorted by name."""
     kind: Any = type(value)
     without = {*_changing(kind), "version"}
     own = _get(value, "__dict__")
@@ -86,23 +117,28 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _get(value: Any, name: str) -> Any:
-    """An attribute; ``None`` where there is none, or where looking it up fails, however it does."""
+    """Return an attribute, or ``None`` if it does not exist or its lookup fails."""
     try:
         return getattr(value, name, None)
-    except Exception:  # noqa: BLE001 (it runs code of the user's)
+    except Exception:  # noqa: BLE001 (it runs the user's code)
         return None
 
 
-class _Telling:
-    """Tells values as texts that are the same for equal values in every process."""
+class _Describer:
+    """Describes values by texts that are the same for equal values in every process."""
 
-    def __init__(self) -> None:
-        self._values, self._bytes = MAX_VALUES, MAX_ARRAY_BYTES
-        #: Whether anything was met of which the class alone is told.
-        self._unknown = False
+    def __init__(self, values: int = MAX_VALUES, array_bytes: int = MAX_ARRAY_BYTES) -> None:
+        self._values, self._bytes = values, array_bytes
+        #: Whether a value was described by its class alone.
+        self._unknown = self._omitted = False
 
-    def told(self, value: Any, depth: int = 0, *, known: bool = False) -> str:
-        """One value; of what is ``known`` to be of the chain itself, all that can be told."""
+    @property
+    def is_partial(self) -> bool:
+        """Whether a value was described by its class alone, or without its attributes."""
+        return self._unknown or self._omitted
+
+    def text(self, value: Any, depth: int = 0, *, known: bool = False) -> str:
+        """Describe a value; a ``known`` one, a part of the chain itself, as far as possible."""
         self._values -= 1
         if depth > _MAX_DEPTH or self._values < 0:
             return self._class_of(value)
@@ -112,7 +148,7 @@ class _Telling:
                 text = self._several(value, depth + 1)
             if text is None:
                 text = self._function(value, depth + 1, known)
-        except Exception:  # noqa: BLE001 (to look at it runs code of the user's)
+        except Exception:  # noqa: BLE001 (it runs the user's code)
             text = None
         return self._class_of(value) if text is None else _short(text)
 
@@ -121,7 +157,7 @@ class _Telling:
         return f"<{type(value).__qualname__}>"
 
     def _end(self) -> None:
-        """Has nothing more be looked at. Else what is left would depend on the order of what was."""
+        """Describe nothing more, because the rest would depend on an order that is not fixed."""
         self._values, self._bytes = -1, -1
 
     def _plain(self, value: Any) -> str | None:
@@ -174,14 +210,16 @@ class _Telling:
             self._unknown = True
             return in_all
         if isinstance(value, list | tuple):
-            return f"{kind}({', '.join([self.told(one, depth) for one in value])})"
+            return f"{kind}({', '.join([self.text(one, depth) for one in value])})"
         if isinstance(value, set | frozenset):
-            told = sorted([self.told(one, depth) for one in value])
+            told = sorted([self.text(one, depth) for one in value])
         else:
             told = sorted(
-                [f"{self.told(key, depth)}: {self.told(one, depth)}" for key, one in value.items()]
+                [f"{self.text(key, depth)}: {self.text(one, depth)}" for key, one in value.items()]
             )
-        if self._values < 0 or self._bytes < 0:  # which of them still fitted is a matter of chance
+        if (
+            self._values < 0 or self._bytes < 0
+        ):  # which of them were within the limit depends on their order
             self._unknown = True
             self._end()
             return in_all
@@ -191,39 +229,39 @@ class _Telling:
     def _function(self, value: Any, depth: int, known: bool) -> str | None:
         value = _bare(value)
         if isinstance(value, functools.partial):
-            parts = [self.told(one, depth, known=True) for one in value.args]
+            parts = [self.text(one, depth, known=True) for one in value.args]
             for name, one in sorted(value.keywords.items()):
-                parts.append(f"{name}={self.told(one, depth, known=True)}")
+                parts.append(f"{name}={self.text(one, depth, known=True)}")
             own = _version(value) if "version" in vars(value) else ""
-            return f"{self.told(value.func, depth, known=True)}({', '.join(parts)}){own}"
+            return f"{self.text(value.func, depth, known=True)}({', '.join(parts)}){own}"
         if isinstance(value, _GETTERS):
             reduced: Any = value.__reduce__()
-            return f"{self.told(reduced[0], depth)}{self.told(reduced[1], depth)}"
+            return f"{self.text(reduced[0], depth)}{self.text(reduced[1], depth)}"
         method = _method(value)
         if method is not None:
-            return f"{self.told(value.__self__, depth, known=True)}.{method}"
+            return f"{self.text(value.__self__, depth, known=True)}.{method}"
         if _is_function(value):
             return _name(value) + _version(value)
         special = dataclasses.is_dataclass(value) or is_transformation(value)
         if not special and not callable(value):
             return None
         before, self._unknown = self._unknown, False
-        parts = [f"{name}={self.told(one, depth)}" for name, one in _attributes(value)]
+        parts = [f"{name}={self.text(one, depth)}" for name, one in _attributes(value)]
         if self._unknown and not (special or known):
-            parts = []
+            parts, self._omitted = [], True
         self._unknown |= before
         return _name(value) + (f"({', '.join(parts)})" if parts else "") + _version(value)
 
 
 def _is_function(value: Any) -> bool:
-    """Whether it is a function, or stands for one, as what `jax.jit` or `functools.wraps` gives."""
+    """Return whether a value is a function, or has its name, as with `jax.jit` or `functools.wraps`."""
     return isinstance(value, np.ufunc) or (
         callable(value) and isinstance(_get(value, "__qualname__"), str)
     )
 
 
 def _bare(value: Any) -> Any:
-    """The method, partial or object that a function stands for (`jax.jit` of it), if it stands for one."""
+    """Return the method, partial or object that a function wraps, as `jax.jit` does; else the function."""
     found = value
     for _ in range(_MAX_DEPTH):
         inner = _get(found, "__wrapped__")
@@ -234,14 +272,14 @@ def _bare(value: Any) -> Any:
 
 
 def _is_value(value: Any) -> bool:
-    """Whether it is told by what it holds, such as a dict whose ``get`` is a function."""
+    """Return whether a value is described by its content, such as a dict whose ``get`` is the function."""
     return isinstance(
         value, (*_PLAIN, re.Pattern, list, tuple, set, frozenset, dict, np.ndarray, type)
     )
 
 
 def _method(value: Any) -> str | None:
-    """The name of a method that is bound to an object or class; ``None`` of anything else."""
+    """Return the name of a method that is bound to an object or class; else ``None``."""
     owner = _get(value, "__self__")
     if owner is None or isinstance(owner, types.ModuleType):
         return None
@@ -270,7 +308,7 @@ def _short(text: str) -> str:
 
 
 def is_transformation(value: Any) -> bool:
-    """Whether its class is one of Grain's or made from one, and none of a data set or an iterator."""
+    """Return whether a value's class derives from Grain, but not from a data set or an iterator."""
     kinds = [
         of.__name__ for of in type(value).__mro__ if of.__module__.partition(".")[0] == "grain"
     ]
@@ -279,10 +317,10 @@ def is_transformation(value: Any) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _changing(kind: type) -> frozenset[str]:
-    """Names of attributes that change after an object of a class was made.
+    """Return the names of attributes that change after an object of a class was made.
 
-    Those that its methods assign, but for methods that begin with an underscore and that only
-    ``__init__`` and its like call; and what it looks up once.
+    These are cached properties, and attributes that methods assign. Methods that begin with an underscore
+    and that only ``__init__`` and the like call do not count.
     """
     looked_up: set[str] = set()
     codes: dict[str, list[types.CodeType]] = {}
@@ -300,7 +338,7 @@ def _changing(kind: type) -> frozenset[str]:
 
 
 def _functions_of(member: Any) -> Iterator[types.FunctionType]:
-    """The functions that a class's member is made of: a property's, and what a wrapper wraps."""
+    """Yield the functions of a class's member: a property's, and those inside wrappers."""
     parts = [member]
     if isinstance(member, property):
         parts = [member.fget, member.fset, member.fdel]
@@ -318,7 +356,7 @@ def _is_private(name: str) -> bool:
 
 
 def _all_codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A function's code, and that of the functions inside it."""
+    """Yield a function's code, and that of the functions inside it."""
     yield code
     for part in code.co_consts:
         if isinstance(part, types.CodeType):
@@ -326,7 +364,7 @@ def _all_codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _assigned(codes: Iterable[types.CodeType]) -> set[str]:
-    """Names of attributes, of whatever object, that some code assigns or deletes."""
+    """Return the names of attributes, of any object, that some code assigns or deletes."""
     return {
         step.argval
         for code in codes

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from loader.identity.described import (
+from loader.identity.values import (
     MAX_ARRAY_BYTES,
     MAX_TEXT,
     MAX_VALUES,
@@ -332,7 +332,7 @@ def test_what_cannot_be_read_is_told_by_its_class() -> None:
 
 def test_all_of_it_is_the_same_in_another_process() -> None:
     code = (
-        "from tests.loader.test_described import *;"
+        "from tests.loader.test_values import *;"
         "print([described(hold(value)) for hold in HOLD for pair in PAIRS for value in pair])"
     )
     root = pathlib.Path(__file__).resolve().parents[2]
