@@ -21,6 +21,8 @@ from sybil.parsers.markdown import CodeBlockParser
 
 from tests.object_store import running_store
 
+pytestmark = pytest.mark.processes
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 #: Modules of what the environment does not have, as far as pages use them.
 STAND_INS = pathlib.Path(__file__).resolve().parents[1] / "stand_ins"
