@@ -1508,6 +1508,7 @@ def run_script(directory: pathlib.Path, end: str) -> "subprocess.CompletedProces
     )
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("end", "code"),
     [
@@ -1580,6 +1581,7 @@ FORK = """
 """
 
 
+@pytest.mark.processes
 def test_a_forked_child_ends_while_its_parent_saves_and_cannot_save_itself(
     run_directory: pathlib.Path,
 ) -> None:
@@ -1613,6 +1615,7 @@ NO_DIRECTORY = """
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("end", "told"), [(FAIL, False), (NO_DIRECTORY, True)])
 def test_a_process_ends_at_once_after_a_failed_save_and_says_so(
     end: str, told: bool, run_directory: pathlib.Path

@@ -522,6 +522,7 @@ def hold(run: pathlib.Path) -> "subprocess.Popen[str]":
     return process
 
 
+@pytest.mark.processes
 def test_a_second_process_is_refused_at_once_and_a_killed_one_does_not_block(
     run: pathlib.Path,
 ) -> None:
@@ -816,6 +817,7 @@ os.kill(os.getpid(), 9)
 """
 
 
+@pytest.mark.processes
 def test_a_forked_child_that_outlives_the_writer_does_not_keep_the_lock(
     tmp_path: pathlib.Path,
 ) -> None:
@@ -829,6 +831,7 @@ def test_a_forked_child_that_outlives_the_writer_does_not_keep_the_lock(
             os.killpg(writer.pid, signal.SIGKILL)
 
 
+@pytest.mark.processes
 def test_a_closed_directory_can_be_opened_though_a_child_was_forked(tmp_path: pathlib.Path) -> None:
     program = """
 import os, sys

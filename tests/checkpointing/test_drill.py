@@ -101,6 +101,7 @@ def good(script: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
 # A script that resumes exactly
 
 
+@pytest.mark.processes
 def test_a_script_that_resumes_exactly_has_no_difference(good: tuple[Path, str]) -> None:
     report = json.loads((good[0] / "report.json").read_text())
     assert report["differences"] == []
@@ -113,6 +114,7 @@ def test_a_script_that_resumes_exactly_has_no_difference(good: tuple[Path, str])
     assert reference["step"] == 36
 
 
+@pytest.mark.processes
 def test_the_report_tells_each_kill_as_it_was(good: tuple[Path, str]) -> None:
     out = good[0]
     report = json.loads((out / "report.json").read_text())
@@ -129,6 +131,7 @@ def test_the_report_tells_each_kill_as_it_was(good: tuple[Path, str]) -> None:
     assert report["replayed"] == sum(kill["replayed"] for kill in report["kills"])
 
 
+@pytest.mark.processes
 def test_the_table_and_the_picture_are_made(good: tuple[Path, str]) -> None:
     out, printed = good
     assert "IDs and masks of all 36 steps: equal" in printed
@@ -183,6 +186,7 @@ def test_an_iterator_that_is_moved_after_resume_is_found(script: Path, tmp_path:
     assert {"ids", "/weight"} <= set(found)
 
 
+@pytest.mark.processes
 def test_a_difference_of_the_final_state_alone_is_found_by_the_command_line(
     script: Path, tmp_path: Path
 ) -> None:
@@ -198,6 +202,7 @@ def test_a_difference_of_the_final_state_alone_is_found_by_the_command_line(
 # Formats
 
 
+@pytest.mark.processes
 def test_each_format_is_drilled_and_all_give_the_same(tmp_path: Path) -> None:
     lesson, config = (ROOT / "configs" / "lesson.toml").read_text("utf-8"), tmp_path / "lesson.toml"
     config.write_text(lesson.replace("num_epochs = 2", "num_epochs = 10"), "utf-8")
@@ -262,6 +267,7 @@ def test_a_script_that_fails_after_a_kill_ends_the_drill_with_its_last_lines(
         run_drill(command(script, "fails at resume"), tmp_path, kills=1, seed=1)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("shell", "message"),
     [
@@ -287,6 +293,7 @@ def test_a_script_that_cannot_be_drilled_is_told_why(
         run_drill([*BASH, shell], tmp_path, kills=1)
 
 
+@pytest.mark.processes
 def test_kills_that_came_too_late_are_counted(good: tuple[Path, str], tmp_path: Path) -> None:
     """The script can be killed once; after that it ends before any kill, in this run and two more."""
     reference = good[0] / "reference"
@@ -351,6 +358,7 @@ def test_the_folder_of_a_drill_is_used_again(tmp_path: Path) -> None:
     assert (tmp_path / "notes.txt").exists()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -369,6 +377,7 @@ def test_the_command_line_ends_with_2_where_there_is_no_result(
     assert message in done.stdout + done.stderr
 
 
+@pytest.mark.processes
 def test_help_states_the_exit_codes() -> None:
     done = drill_cli("--help")
     assert (
@@ -377,6 +386,7 @@ def test_help_states_the_exit_codes() -> None:
     )
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("ending", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_an_interrupted_drill_leaves_no_process_behind(
     tmp_path: Path, ending: signal.Signals, code: int

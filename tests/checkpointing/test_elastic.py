@@ -38,6 +38,7 @@ ELASTIC: Final = ROOT / "configs" / "elastic.toml"
 # Real processes
 
 
+@pytest.mark.processes
 def test_a_run_on_other_numbers_of_processes_is_the_same(tmp_path: Path) -> None:
     settings = ELASTIC.read_text("utf-8").replace("num_epochs = 10", "num_epochs = 2")
     settings = settings.replace("hidden = 64", "hidden = 8").replace("every = 20", "every = 8")
@@ -205,6 +206,7 @@ def drill(
     return run_drill(command, out, kills=1, processes=(2, 1), patience_seconds=0, **more)
 
 
+@pytest.mark.processes
 def test_processes_that_hang_are_ended_and_counted(made: Path, tmp_path: Path) -> None:
     lines: list[str] = []
     report = drill(made, tmp_path, progress=lines.append)
@@ -225,6 +227,7 @@ def test_processes_that_hang_are_ended_and_counted(made: Path, tmp_path: Path) -
     assert any("1 of them by another kill, for they hung" in line for line in lines)
 
 
+@pytest.mark.processes
 def test_a_process_that_hangs_is_no_success(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -233,6 +236,7 @@ def test_a_process_that_hangs_is_no_success(
     assert "1 HUNG for 0 s and were killed" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.processes
 def test_rows_of_another_process_are_found(made: Path, tmp_path: Path) -> None:
     ids, mask = drill(made, tmp_path, share="0").differences
     assert (ids.what, ids.note) == ("ids", "and 11 more")
@@ -241,12 +245,14 @@ def test_rows_of_another_process_are_found(made: Path, tmp_path: Path) -> None:
     assert mask.where == "step 5, drilled-1, attempt 1, from slot 2 on"
 
 
+@pytest.mark.processes
 def test_processes_that_take_each_others_rows_are_found(made: Path, tmp_path: Path) -> None:
     ids, mask = drill(made, tmp_path, share="$((1 - {process_index}))").differences
     assert (ids.what, mask.what) == ("ids", "mask")
     assert ids.where == "step 0, drilled-1, attempt 1, from slot 0 on"
 
 
+@pytest.mark.processes
 def test_a_process_that_fails_by_itself_is_named(made: Path, tmp_path: Path) -> None:
     first = "[ {process_index} = 1 ] && { echo the reason; exit 3; }"
     with pytest.raises(

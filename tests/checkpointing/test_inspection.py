@@ -224,6 +224,7 @@ def test_its_writer_is_seen_and_not_disturbed(run: pathlib.Path) -> None:
     assert inspect_run(run).writer is None
 
 
+@pytest.mark.processes
 def test_without_a_list_of_locks_a_writer_is_told_by_its_life(
     run: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,8 @@ import checkpointing
 import loader
 from tests.jax_processes import run_processes
 
+pytestmark = pytest.mark.processes
+
 #: A run of 15 steps of 24 records, whose train state has every kind of leaf.
 TRAINING = """
 import json, os, signal

@@ -55,6 +55,7 @@ def growth(way: str) -> int:
     return max(measured[3:]) - measured[2]
 
 
+@pytest.mark.processes
 @linux
 @pytest.mark.parametrize("way", WAYS)
 def test_memory_is_flat_over_twenty_epochs(way: str) -> None:
@@ -75,6 +76,7 @@ def printed_by(code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.processes
 @linux
 def test_growth_would_be_seen() -> None:
     code = (
@@ -148,6 +150,7 @@ def test_fingerprint_and_audit_leave_nothing(arrays: dict[str, Any]) -> None:
     assert settled(before) == []
 
 
+@pytest.mark.processes
 def test_threads_end_with_the_process(tmp_path: pathlib.Path) -> None:
     """Iterators that nobody closes do not keep a program from ending."""
     code = textwrap.dedent(

@@ -295,6 +295,7 @@ def killed_at() -> Iterator[Callable[[Store, Callable[[Request], bool]], None]]:
     answered.close()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("instant", INSTANTS)
 def test_a_process_that_is_killed_in_a_save_leaves_a_run_that_goes_on_exactly(
     instant: str, killed_at: Any, store: Store, caplog: pytest.LogCaptureFixture
@@ -595,6 +596,7 @@ def test_a_bucket_that_is_not_there_is_an_error(store: Store) -> None:
             RunDirectory("gs://no-such-bucket/a", write=write).steps()
 
 
+@pytest.mark.processes
 def test_importing_the_package_imports_nothing_of_it() -> None:
     program = (
         "import sys, checkpointing\n"
@@ -606,6 +608,7 @@ def test_importing_the_package_imports_nothing_of_it() -> None:
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.processes
 def test_two_processes_save_and_resume_together_in_the_store_as_on_a_disk(
     store: Store, tmp_path: pathlib.Path
 ) -> None:

@@ -12,6 +12,8 @@ import pytest
 from checkpointing.proof.process import Programs, reserved_address
 from loader.reading.program import Program
 
+pytestmark = pytest.mark.processes
+
 
 def group(tmp_path: pathlib.Path, *scripts: str) -> Programs:
     """Shells, each in the folder, where they meet by files."""

@@ -16,6 +16,8 @@ import pytest
 
 from loader.reading.program import Program, signals_held
 
+pytestmark = pytest.mark.processes
+
 #: Both the program and a child of it hold the writing end of the pipe, and listen to no signal.
 SHELL = "trap '' INT TERM HUP; exec 3>{pipe}; sleep 600 & echo printed; echo begun >&3; wait"
 

@@ -230,11 +230,13 @@ def terminal_of(tmp_path: pathlib.Path, *arguments: str) -> tuple[list[str], lis
     return done.stdout.splitlines(), done.stderr.splitlines()
 
 
+@pytest.mark.processes
 def test_a_normal_run_shows_what_the_program_prints(tmp_path: pathlib.Path) -> None:
     untouched: object = [(0, [], []), (0, [], []), (logging.WARNING, [], [])]
     assert terminal_of(tmp_path, "0") == ([str(untouched), "trained 10"], [])
 
 
+@pytest.mark.processes
 def test_a_run_with_its_own_lines_shown_shows_ours_beside(tmp_path: pathlib.Path) -> None:
     printed, logged = terminal_of(tmp_path, "1", "shown")
     assert printed == ["trained 20"]

@@ -41,6 +41,7 @@ def _run(directory: pathlib.Path, number: signal.Signals) -> int:
     return subprocess.run(command, check=False, timeout=120).returncode
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_the_current_step_once_and_sets_the_exit_code(
     tmp_path: pathlib.Path, number: signal.Signals

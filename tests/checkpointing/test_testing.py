@@ -487,6 +487,7 @@ def test_wrong_use_is_refused(tmp_path: pathlib.Path) -> None:
     assert [*tmp_path.iterdir()] == []
 
 
+@pytest.mark.processes
 def test_it_is_imported_on_demand_and_needs_no_pytest() -> None:
     code = (
         "import sys, checkpointing; assert 'checkpointing.testing' not in sys.modules; "

@@ -255,6 +255,7 @@ def test_excluded_and_bad_records_are_the_same_in_another_process() -> None:
         assert report.not_done == {}
 
 
+@pytest.mark.processes
 def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     code = """

@@ -236,6 +236,7 @@ def test_the_audit_finds_nothing(source: RecordSource) -> None:
 OPTIONAL: Final = ("pyarrow", "datasets", "PIL", "pandas")
 
 
+@pytest.mark.processes
 def test_each_package_is_imported_when_it_is_needed_and_named_where_it_is_missing() -> None:
     program = f"""
 import sys, loader

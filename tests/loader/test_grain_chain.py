@@ -216,6 +216,7 @@ def test_a_chain_that_was_iterated_is_the_same_one() -> None:
         assert chain(used) == chain(make())
 
 
+@pytest.mark.processes
 def test_a_chain_is_described_alike_in_another_process(tmp_path: pathlib.Path) -> None:
     code = (
         "import json; from tests.loader.test_grain_chain import *;"

@@ -576,6 +576,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.processes
 def test_worker_processes_of_grain_go_on_exactly(tmp_path: pathlib.Path) -> None:
     script = tmp_path / "workers.py"
     script.write_text(textwrap.dedent(WORKERS), "utf-8")

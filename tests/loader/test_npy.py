@@ -128,6 +128,7 @@ def test_a_file_in_fortran_order_is_read_and_named_in_a_warning(
     assert not caplog.messages
 
 
+@pytest.mark.processes
 def test_it_can_be_sent_to_another_process(folder: Path) -> None:
     source = loader.NpySource(folder)
     with multiprocessing.get_context("spawn").Pool(1) as pool:

@@ -35,6 +35,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("sources", "limit"), [(5, 1024), (1, 256)])
 @pytest.mark.parametrize("kind", ["tokens", "padded", "array_record"])
 def test_many_files_are_read_at_a_small_limit(

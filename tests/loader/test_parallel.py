@@ -196,6 +196,7 @@ atexit.register(lambda: print(in_order(lambda number, _: number, 5, 4)))
 """
 
 
+@pytest.mark.processes
 def test_it_works_at_the_interpreters_exit() -> None:
     done = subprocess.run(
         [sys.executable, "-c", EXIT], cwd=ROOT, capture_output=True, text=True, check=True
@@ -203,6 +204,7 @@ def test_it_works_at_the_interpreters_exit() -> None:
     assert done.stdout.split("\n") == ["[0, 1, 2, 3, 4]", ""]
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no such call here")
 def test_usable_cores_are_those_that_the_process_may_run_on() -> None:
     cores = sorted(os.sched_getaffinity(0))

@@ -308,6 +308,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.processes
 def test_main_module_is_needed_where_something_is_from_there(tmp_path: pathlib.Path) -> None:
     (tmp_path / "program.py").write_text(textwrap.dedent(PROGRAM))
     done = subprocess.run(
@@ -316,6 +317,7 @@ def test_main_module_is_needed_where_something_is_from_there(tmp_path: pathlib.P
     assert done.stdout.splitlines() == ["False", "True"]
 
 
+@pytest.mark.processes
 def test_what_is_from_a_program_without_a_file_is_named() -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PROGRAM)], capture_output=True, text=True, check=True

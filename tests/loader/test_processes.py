@@ -209,6 +209,7 @@ def found_by(count: int, devices_each: int) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("count", "devices_each"), [(2, 2), (3, 1)])
 def test_jax_processes_make_up_the_stream(count: int, devices_each: int) -> None:
     found = found_by(count, devices_each)

@@ -330,6 +330,7 @@ def test_what_cannot_be_read_is_told_by_its_class() -> None:
     assert described(Add(np.array([object()])))[".k"] == "<ndarray>"
 
 
+@pytest.mark.processes
 def test_all_of_it_is_the_same_in_another_process() -> None:
     code = (
         "from tests.loader.test_values import *;"

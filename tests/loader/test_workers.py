@@ -38,6 +38,8 @@ from loader import (
 )
 from tests.held import PROC, Held, children, settled
 
+pytestmark = pytest.mark.processes
+
 Batch = dict[str, Any]
 Rows = npt.NDArray[np.int64]
 

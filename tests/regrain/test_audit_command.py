@@ -20,6 +20,8 @@ import loader
 from regrain.cli import audit_page, console, order_plot
 from regrain.cli import audit_report as job
 
+pytestmark = pytest.mark.processes
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 LESSON: Final = ROOT / "configs" / "lesson.toml"
 DIGITS: Final = ROOT / "configs" / "digits.toml"

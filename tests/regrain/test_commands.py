@@ -77,6 +77,7 @@ def imported(*arguments: str, **environment: str) -> tuple[str, set[str]]:
     return done.stdout, {name for name in HEAVY if name in lines}
 
 
+@pytest.mark.processes
 def test_help_comes_without_what_the_work_needs() -> None:
     printed, heavy = imported("--help")
     assert heavy == set()
@@ -114,6 +115,7 @@ def test_completion_offers_what_there_is(
     assert "20.regrain.orbax-checkpoint-tmp" not in done.stdout
 
 
+@pytest.mark.processes
 def test_completion_comes_without_what_the_work_needs() -> None:
     asked = {"COMP_WORDS": "regrain inspect --le", "COMP_CWORD": "2"}
     printed, heavy = imported(_REGRAIN_COMPLETE="complete_bash", **asked)
@@ -121,6 +123,7 @@ def test_completion_comes_without_what_the_work_needs() -> None:
     assert heavy == set()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
 def test_the_completion_script_is_one_for_the_shell(
     shell: str, monkeypatch: pytest.MonkeyPatch
@@ -164,6 +167,7 @@ def test_ctrl_c_ends_with_130_and_no_traceback(monkeypatch: pytest.MonkeyPatch) 
     assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_without_what_prints_it_says_what_to_install(missing: str) -> None:
     code = f"import sys; sys.modules[{missing!r}] = None; from regrain.__main__ import main; main()"

@@ -89,6 +89,7 @@ def write_every_format(fields: dict[str, Any], ids: Any) -> None:
     subprocess.run([sys.executable, "-c", script], input=text, text=True, check=True)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("ids", [np.arange(5) * 3 + 1, STRINGS])
 def test_every_format_becomes_every_other_one(ids: Any) -> None:
     fields = {"x": np.arange(30.0).reshape(5, 3, 2), "y": np.arange(5) * 7}
@@ -189,6 +190,7 @@ def test_what_cannot_be_done_is_told_and_leaves_nothing(arguments: list[str], me
     assert sorted(path.name for path in Path().iterdir()) == ["a.npz", "empty", "there"]
 
 
+@pytest.mark.processes
 def test_it_runs_as_a_program(here: Path) -> None:
     np.savez("a.npz", x=X)
     command = [sys.executable, "-m", "regrain", "convert", "a.npz", "--out", "b"]

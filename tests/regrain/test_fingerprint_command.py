@@ -250,6 +250,7 @@ def test_a_file_that_cannot_be_written_is_named_and_nothing_stays() -> None:
     assert sorted(path.name for path in Path().iterdir()) == ["a.npz", "folder.json"]
 
 
+@pytest.mark.processes
 def test_it_runs_as_a_program() -> None:
     np.savez("a.npz", x=X)
     command = [sys.executable, "-m", "regrain", "fingerprint"]

@@ -12,6 +12,8 @@ import loader
 import regrain
 import regrain.testing
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -330,6 +330,7 @@ def test_any_time_can_be_told(seconds: float | None) -> None:
     assert (job.when(seconds) == "-") == (seconds != 0.0)
 
 
+@pytest.mark.processes
 def test_it_runs_as_a_program_on_a_directory_that_cannot_be_written(trained: pathlib.Path) -> None:
     """The files stay as they are, with the times at which they were changed."""
     before = {path: path.stat().st_mtime_ns for path in [trained, *trained.rglob("*")]}

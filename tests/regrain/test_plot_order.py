@@ -71,6 +71,7 @@ def lines(of: ET.Element) -> int:
     return sum(f"stroke: {BLUE}" in path.get("style", "") for path in of.iter(f"{SVG}path"))
 
 
+@pytest.mark.processes
 def test_the_figure_of_the_lesson(tmp_path: Path) -> None:
     out = tmp_path / "order.svg"
     done = plot("--config", LESSON, "--epoch", "0", "--epoch", "1", "--out", out)
@@ -138,6 +139,7 @@ def test_the_density_counts_every_record(shuffle: str) -> None:
     assert diagonal > 0.9 if shuffle == "none" else diagonal < 0.1
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("suffix", [".svg", ".png", ".pdf"])
 def test_the_same_command_writes_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
@@ -185,6 +187,7 @@ def test_a_refusal_says_why_and_writes_nothing(
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("out", "code"), [("a.jpg", 2), ("gone/a.svg", 1)])
 def test_a_refusal_is_an_exit_code_and_one_line(tmp_path: Path, out: str, code: int) -> None:
     done = plot("--config", LESSON, "--out", out, cwd=tmp_path)
@@ -193,6 +196,7 @@ def test_a_refusal_is_an_exit_code_and_one_line(tmp_path: Path, out: str, code: 
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.processes
 def test_help_teaches() -> None:
     done = plot("--help")
     assert done.returncode == 0

@@ -214,6 +214,7 @@ def test_a_vast_step_is_shown_in_part(
     assert "... and 2 more: see --json" in call(changed[0], "--step", 0)
 
 
+@pytest.mark.processes
 def test_the_digits_run_is_told_without_its_training_script(tmp_path: Path) -> None:
     """As a program, on a run of scripts/train.py's data and config, whose IDs are row numbers."""
     from scripts import train as training

@@ -17,6 +17,8 @@ import pytest
 
 from scripts.benchmarks import loading
 
+pytestmark = pytest.mark.processes
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 SCRIPT: Final = ROOT / "scripts" / "benchmark.py"
 #: Those that every environment has; the others have tests of their own.

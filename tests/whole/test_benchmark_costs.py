@@ -62,6 +62,7 @@ def by_name(section: Section, words: str) -> Target:
 # --- resumes --------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_resumes_are_measured_at_every_position_or_have_a_word() -> None:
     section = resuming.measure(quick=True)
     data = check(section, "resuming")

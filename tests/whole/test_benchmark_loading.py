@@ -134,6 +134,7 @@ def a_report(*, quick: bool) -> dict[str, Any]:
     return report.report_of({"one": measure}, quick=quick, command="scripts/benchmark.py -x")
 
 
+@pytest.mark.processes
 def test_a_report_lists_the_targets_of_all_sections() -> None:
     made = a_report(quick=False)
     assert [(t["section"], t["name"], t["met"]) for t in made["targets"]] == [
@@ -143,6 +144,7 @@ def test_a_report_lists_the_targets_of_all_sections() -> None:
     assert made["sections"]["one"]["data"] == {"windows": [7]}
 
 
+@pytest.mark.processes
 def test_a_page_holds_tables_targets_conditions_and_the_command() -> None:
     page = report.markdown(a_report(quick=False))
     for line in (
@@ -159,6 +161,7 @@ def test_a_page_holds_tables_targets_conditions_and_the_command() -> None:
     assert "--quick" not in page
 
 
+@pytest.mark.processes
 def test_the_terminal_shows_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     report.show(a_report(quick=True))
     shown = capsys.readouterr().out

@@ -12,6 +12,8 @@ from scripts.benchmarks.processes import Crew, Member, timed_window
 from scripts.benchmarks.rounds import QUICK, Outcome, Run
 from scripts.benchmarks.workloads import Workload, make_data
 
+pytestmark = pytest.mark.processes
+
 WORKLOAD = Workload("records", "records", 600, "image", "uint8", (8,), 256)
 
 

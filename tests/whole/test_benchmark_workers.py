@@ -32,6 +32,7 @@ def given(label: int) -> Iterator[dict[str, Any]]:
         yield {"x": np.full(2, label)}
 
 
+@pytest.mark.processes
 def test_a_way_that_gives_something_else_is_an_error() -> None:
     ways = dict.fromkeys((ALONE, THREADS, *WORKERS, GRAIN), 1)
     workers.check({way: given(label) for way, label in ways.items()})
@@ -40,6 +41,7 @@ def test_a_way_that_gives_something_else_is_an_error() -> None:
             workers.check({name: given(2 if name == way else 1) for name in ways})
 
 
+@pytest.mark.processes
 def test_the_section_tells_of_every_job_and_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "QUICK", Setting(2 * BATCH, 2, 1))
     monkeypatch.setattr(workers, "JOBS", {"Python": JOBS["Python"]})

@@ -98,6 +98,7 @@ def raw(leaf: Any) -> tuple[Any, ...] | None:
     return None if leaf is None else (leaf.dtype, leaf.shape, np.asarray(leaf).tobytes())
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_killed_run_goes_on_and_ends_as_one_that_was_not(
     name: str, environment: dict[str, str], tmp_path: pathlib.Path

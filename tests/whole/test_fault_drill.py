@@ -37,6 +37,7 @@ def drill(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.processes
 def test_kills_are_reported_and_nothing_else_stays(tmp_path: Path) -> None:
     done = drill("--only", "kills", "--kills", "1", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -128,6 +129,7 @@ def test_a_condition_that_could_not_be_tried_is_said_and_is_no_fault(
     assert "skipped: no mount" in capsys.readouterr().out
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -149,6 +151,7 @@ def test_wrong_use_ends_with_2_and_is_named(
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.processes
 def test_help_tells_of_the_parts_and_the_exit_codes() -> None:
     done = drill("--help")
     assert done.returncode == 0
@@ -186,6 +189,7 @@ def running(out: Path) -> Iterator["subprocess.Popen[str]"]:
             process.kill()
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize(("ending", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_drill_leaves_no_process_and_no_file(

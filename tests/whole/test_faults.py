@@ -37,6 +37,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> kills.Reference:
     return kills.run_reference(tmp_path_factory.mktemp("reference"))
 
 
+@pytest.mark.processes
 def test_kills_at_random_instants_lose_nothing_and_repeat_nothing(
     reference: kills.Reference, tmp_path: pathlib.Path
 ) -> None:
@@ -89,6 +90,7 @@ RunDirectory.keep_newest = tear
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("planted", PLANTED)
 def test_the_harness_finds_a_planted_fault(
     planted: str, reference: kills.Reference, tmp_path: pathlib.Path
@@ -106,6 +108,7 @@ def test_the_harness_finds_a_planted_fault(
     assert report.lost > 0 or planted != "a step is skipped"
 
 
+@pytest.mark.processes
 def test_a_run_that_fails_without_a_kill_is_no_result(tmp_path: pathlib.Path) -> None:
     command = (sys.executable, "-c", "raise SystemExit('gone')")
     with pytest.raises(kills.HarnessError, match=r"fails without a kill:\n.*gone"):
@@ -181,20 +184,24 @@ def test_the_matrix_sees_a_library_that_does_not_verify(
 # Disks and directories
 
 
+@pytest.mark.processes
 def test_a_full_disk_fails_one_save_with_a_clear_error_and_no_other(tmp_path: pathlib.Path) -> None:
     holds(places.disk_full, tmp_path)
 
 
+@pytest.mark.processes
 def test_a_limit_of_file_size_fails_one_save_with_a_clear_error_and_no_other(
     tmp_path: pathlib.Path,
 ) -> None:
     holds(places.file_size_limit, tmp_path)
 
 
+@pytest.mark.processes
 def test_a_read_only_directory_is_refused_at_once(tmp_path: pathlib.Path) -> None:
     holds(places.read_only, tmp_path)
 
 
+@pytest.mark.processes
 def test_a_missing_directory_is_made_for_writing_and_named_for_reading(
     tmp_path: pathlib.Path,
 ) -> None:

@@ -556,6 +556,7 @@ with checkpointing.Checkpoints(run_dir, loader.GrainStream(dataset, fingerprint=
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", ["ids", "digests"])
 def test_drill_of_a_script_on_a_chain_finds_no_difference(
     tmp_path: pathlib.Path, kind: str

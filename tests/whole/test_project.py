@@ -258,12 +258,14 @@ def effects_of(statement: str) -> list[str]:
     return [*json.loads(effects), *(f"stdout: {p}" for p in printed), *done.stderr.splitlines()]
 
 
+@pytest.mark.processes
 def test_importing_has_no_effect() -> None:
     # JAX before 0.10 says at DEBUG, when it is imported, by what it will read files.
     found = effects_of("import loader, checkpointing")
     assert [effect for effect in found if "jax._src.path" not in effect] == []
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("statement", "effect"),
     [
@@ -340,6 +342,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
+@pytest.mark.processes
 def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     files = {
         path.relative_to(ROOT).as_posix()
@@ -352,6 +355,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
 
 
+@pytest.mark.processes
 def test_the_wheel_needs_the_four_runtime_packages_alone(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     (path,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
@@ -361,6 +365,7 @@ def test_the_wheel_needs_the_four_runtime_packages_alone(wheel: Path) -> None:
     assert metadata["License-Expression"] == "Apache-2.0"
 
 
+@pytest.mark.processes
 def test_the_wheel_runs_without_the_checkout(wheel: Path, tmp_path: Path) -> None:
     code = "import sys; sys.path.insert(0, sys.argv[1])\nimport loader, checkpointing, regrain\n"
     code += "print(loader.__file__, checkpointing.__file__, regrain.__file__, sep='\\n')"
@@ -369,6 +374,7 @@ def test_the_wheel_runs_without_the_checkout(wheel: Path, tmp_path: Path) -> Non
     assert all(line.startswith(str(wheel)) for line in done.stdout.splitlines())
 
 
+@pytest.mark.processes
 def test_the_wheel_brings_the_command(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     (path,) = (name for name in archive.namelist() if name.endswith("/entry_points.txt"))
@@ -543,6 +549,7 @@ def tracked_files() -> list[str]:
     return [name for name in listed.stdout.decode().split("\0") if (ROOT / name).is_file()]
 
 
+@pytest.mark.processes
 def test_no_tracked_file_names_a_package_index() -> None:
     named = [
         name
@@ -552,6 +559,7 @@ def test_no_tracked_file_names_a_package_index() -> None:
     assert named == []
 
 
+@pytest.mark.processes
 def test_there_are_no_other_locks() -> None:
     locks = {name for name in tracked_files() if name.endswith(".lock")}
     assert locks <= {lock.name for lock in LOCKS}
@@ -571,6 +579,7 @@ def test_a_planted_index_address_is_found(planted: str) -> None:
     assert INDEX_ADDRESS.search(planted)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "script",
     [
@@ -583,6 +592,7 @@ def test_the_scripts_can_be_run(script: str) -> None:
     subprocess.run(["bash", "-n", ROOT / script], check=True)
 
 
+@pytest.mark.processes
 def test_setup_leaves_an_environment_that_it_has_not_made(tmp_path: Path) -> None:
     (tmp_path / "scripts").mkdir()
     (tmp_path / ".venv").mkdir()
@@ -613,6 +623,7 @@ def test_warnings_are_errors_here() -> None:
         warnings.warn("hello", stacklevel=1)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("package", ["loader", "checkpointing"])
 def test_importing_leaves_the_root_logger_to_the_program(package: str) -> None:
     """Grain's import gives it a handler, after which the program's own basicConfig does nothing."""

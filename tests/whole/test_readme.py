@@ -21,6 +21,8 @@ from sybil.parsers.markdown import CodeBlockParser
 
 from tests.object_store import running_store
 
+pytestmark = pytest.mark.processes
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 #: Stand-ins for modules that pages use and the environment lacks.
 STAND_INS = pathlib.Path(__file__).resolve().parents[1] / "stand_ins"

@@ -79,6 +79,7 @@ def documented() -> dict[str, Any]:
     }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_calls_and_bytes_are_those_of_the_page(count: int, tmp_path: pathlib.Path) -> None:
     page = documented()

@@ -52,6 +52,7 @@ def test_a_drill_finds_no_difference(short_config: Path, tmp_path: Path) -> None
     assert report.final_states["reference"].step == 150
 
 
+@pytest.mark.processes
 def test_by_hand_it_logs_on_request_learns_and_may_be_run_again(
     short_config: Path, tmp_path: Path
 ) -> None:
@@ -67,6 +68,7 @@ def test_by_hand_it_logs_on_request_learns_and_may_be_run_again(
     assert [one.position.step for one in read_step_log(log)] == list(range(150))
 
 
+@pytest.mark.processes
 def test_the_lesson_is_trained_too(tmp_path: Path) -> None:
     done = run_train(tmp_path / "run", "--config", ROOT / "configs" / "lesson.toml")
     assert [line.split()[1] for line in done.stdout.splitlines()[:-1]] == list("123456")
@@ -114,6 +116,7 @@ def test_a_number_may_be_written_as_an_integer() -> None:
     assert settings_of("train", {"learning_rate": 1}, lesson.Train).learning_rate == 1
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -63,6 +63,7 @@ def test_what_a_failed_or_killed_writer_leaves_is_not_taken_for_data(tmp_path: P
     assert not list(tmp_path.glob(".a*"))
 
 
+@pytest.mark.processes
 def test_of_several_processes_one_writes(tmp_path: Path) -> None:
     code = """if True:
         import pathlib, sys

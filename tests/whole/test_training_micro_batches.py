@@ -50,6 +50,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.processes
 def test_bits_do_not_depend_on_the_number_of_devices() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps({**TRAIN, "micro_batches": 12})],
