@@ -68,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.markexpr != "not processes":
         return
     sys.addaudithook(_audit)
-    multiprocessing.process.BaseProcess.start = _start_guarded  # type: ignore[method-assign]
+    multiprocessing.process.BaseProcess.start = _start_guarded  # type: ignore[assignment,method-assign]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -24,6 +24,7 @@ _FIELD: Final = re.compile(
     r"""fields=\{(?P<quote>['"])(?P<name>.+?)(?P=quote): (?:"(?P<dtype>[^"]+)"|\(dtype, shape\))\}"""
 )
 _COLUMNS: Final = re.compile(r"\bcolumns=")
+_SPLIT: Final = re.compile(r"\bsplit=\"(\w+)\"")
 
 
 def run(
@@ -84,14 +85,17 @@ def run(
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """Settings of sources whose columns need not be numbers: see `loader.ParquetSource`."""
+    """Settings of a source of files: see `loader.ParquetSource`."""
 
     columns: tuple[str, ...] | None = None
     fields: Mapping[str, tuple[str, tuple[int, ...]]] | None = None
+    split: str | None = None
 
     @classmethod
-    def of(cls, columns: str | None, fields: Sequence[str] | None) -> Self:
-        """Parse the options --columns and --fields.
+    def of(
+        cls, columns: str | None, fields: Sequence[str] | None, split: str | None = None
+    ) -> Self:
+        """Parse the options --columns, --fields and --split.
 
         Raises:
           ValueError: a field is not NAME=DTYPE or NAME=DTYPE[SHAPE].
@@ -108,11 +112,11 @@ class Reading:
             if not name:
                 raise ValueError(f"--fields takes NAME=DTYPE, such as word=U32, not {text!r:.80}")
             parsed[name] = (dtype, sides)
-        return cls(tuple(columns.split(",")) if columns else None, parsed or None)
+        return cls(tuple(columns.split(",")) if columns else None, parsed or None, split)
 
     def settings(self) -> dict[str, Any]:
         """The given settings by name, as a source takes them."""
-        given = {"columns": self.columns, "fields": self.fields}
+        given = {"columns": self.columns, "fields": self.fields, "split": self.split}
         return {name: value for name, value in given.items() if value is not None}
 
 
@@ -124,6 +128,7 @@ def options_in_messages(data: pathlib.Path | None) -> Iterator[None]:
     except (RuntimeError, TypeError, ValueError) as error:
         text = str(error)
         told = _COLUMNS.sub("--columns ", _FIELD.sub(_as_option, text))
+        told = _SPLIT.sub(r"--split \1", told)
         if data is None or told == text:
             raise
         raise ValueError(told) from error
@@ -148,7 +153,7 @@ def opened(
     settings = reading.settings()
     if settings and data is None:
         raise ValueError(
-            "--columns and --fields are for DATA: have the function of --source set them"
+            "--columns, --fields and --split are for DATA: have the function of --source set them"
         )
     read = functools.partial(convert_formats.opened, **settings)
     return opened_by(read, "a file or a folder", data, source, with_digits=digits)

@@ -52,6 +52,13 @@ def convert(
             "image=uint8[28,28]; repeat for more.",
         ),
     ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORD",
+            help="The split to read from a folder that holds several, such as train, by the names of its files.",
+        ),
+    ] = None,
     digits: Digits = False,
     source: Source = None,
     check: Annotated[
@@ -69,7 +76,7 @@ def convert(
     with running("convert"):
         from regrain.cli import conversion as job
 
-        reading = job.Reading.of(columns, fields)
+        reading = job.Reading.of(columns, fields, split)
         with job.options_in_messages(data):
             given = job.opened(data, source, digits=digits, reading=reading)
             code = job.run(given, out, to, check=check, as_json=as_json)

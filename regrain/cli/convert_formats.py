@@ -48,6 +48,10 @@ def opened(path: pathlib.Path, **reading: Any) -> loader.RecordSource:
       OSError, TypeError, ValueError: it cannot be opened, or is of no known format.
     """
     if path.is_dir() and (path / "state.json").exists():
+        if "split" in reading:
+            raise ValueError(
+                f"--split is for Parquet and ArrayRecord files, and {path} is one saved data set"
+            )
         return _with_ids(loader.HuggingFaceSource, path, reading)
     if _holds(path, "*.parquet*"):
         return _with_ids(loader.ParquetSource, path, reading)
@@ -55,7 +59,7 @@ def opened(path: pathlib.Path, **reading: Any) -> loader.RecordSource:
         return _with_ids(loader.ArrayRecordSource, path, reading)
     if reading:
         raise ValueError(
-            f"--columns and --fields are for Parquet, ArrayRecord and Hugging Face data, and {path} is none of these"
+            f"--columns, --fields and --split are for Parquet, ArrayRecord and Hugging Face data, and {path} is none of these"
         )
     if path.is_dir() and list(path.glob("*.npy")):
         return loader.NpySource(path)

@@ -1,6 +1,7 @@
 """The converter's command line: what it writes and says, and every refusal."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -220,6 +221,22 @@ def test_advice_names_the_options_of_the_command() -> None:
     made = loader.NpySource("a")
     assert made.read(np.arange(2))["word"].tolist() == ["a", "bcd"]
     assert set(made.fields) == {"word", "x"}
+
+
+def test_one_split_of_a_folder_is_converted() -> None:
+    words_in_parquet()
+    Path("data").mkdir()
+    for split in ("train", "test"):
+        shutil.copy("words.parquet", f"data/{split}-00000-of-00001.parquet")
+    reading = ("--columns", "word,x", "--fields", "word=U3")
+    said = " ".join(call("data", *reading, "--out", "a", code=2).split())
+    assert "--split train" in said
+    assert "split=" not in said
+    assert not Path("a").exists()
+    call("data", *reading, "--split", "test", "--out", "a")
+    assert len(loader.NpySource("a")) == 2
+    np.savez("a.npz", x=X)
+    assert "are for Parquet" in call("a.npz", "--split", "train", "--out", "b", code=2)
 
 
 @pytest.mark.parametrize("text", ["word", "=U3", "word=", "word=nothing", "word=U3[a]"])
