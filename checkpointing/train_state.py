@@ -144,7 +144,7 @@ def _jitted(leaf: LeafSpec) -> LeafSpec:
     """Describe the array that `jax.jit` makes of a leaf, with x64 as it is configured now."""
     if leaf.dtype in _NUMBERS:
         dtype: Any = jnp.result_type(_NUMBERS[leaf.dtype])
-    elif leaf.dtype == "key":
+    elif leaf.dtype not in _DTYPES:  # a PRNG key, or what a stranger wrote
         return leaf
     else:
         dtype = jax.dtypes.canonicalize_dtype(np.dtype(leaf.dtype))

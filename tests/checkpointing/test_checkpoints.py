@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import errno
 import functools
+import gc
 import itertools
 import json
 import os
@@ -1317,6 +1318,7 @@ def test_a_thread_that_cannot_be_started_is_an_error_of_that_save_alone(
                 checkpoints.save(run.batches, state)
         assert names(run_directory) == [".lock"]
         assert checkpoints.save(run.batches, state)
+    gc.collect()  # the coroutines, before the next test
     assert bits(resume(run_directory).train_state) == uninterrupted("pad")[0][1]
 
 
@@ -1343,6 +1345,7 @@ def test_arrays_that_cannot_be_written_are_an_error_of_that_save_alone(
         assert checkpoints.save(run.batches, state)
         checkpoints.wait()
     assert bits(resume(run_directory).train_state) == uninterrupted("pad")[0][1]
+    gc.collect()
 
 
 def test_what_a_failed_save_has_left_is_not_in_the_way_of_the_next(

@@ -138,7 +138,7 @@ def test_a_dtype_without_a_name_is_refused_at_the_door(
     with pytest.raises(TypeError, match=r"field 'x'.* has "):
         loader.encode_record({"x": array[0]})
     np.savez(tmp_path / "a.npz", x=array)
-    with pytest.raises((TypeError, ValueError), match=r"field 'x'.* has |no \.npz file"):
+    with pytest.raises((TypeError, ValueError), match=r"field 'x'.* has |(no|a) \.npz file"):
         convert_formats.opened(tmp_path / "a.npz")
 
 

@@ -180,7 +180,7 @@ value = 3
         ),
         (["--source", "mine:a_mixture"], "returns a Mixture, which is no source of records"),
         (["--source", "mine:a_mixture"], "return the .source of one of its .parts"),
-        (["--source", "mine:a_stream"], "return the source that its chain reads from"),
+        (["--source", "mine:a_stream"], "return the source that it reads from"),
         (
             ["--source", "mine:bad"],
             "returns a int, which is no source of records (loader.RecordSource): arrays are one",

@@ -191,7 +191,7 @@ def test_a_refusal_says_why(
 
 
 def test_a_directory_without_a_whole_checkpoint_is_named(tmp_path: Path) -> None:
-    assert "holds no checkpoint" in call(tmp_path, code=2)
+    assert "has no steps" in call(tmp_path, code=2)
     assert "gone" in call(tmp_path / "gone", code=2)
     train(tmp_path, 2)
     (tmp_path / "2/manifest/metadata").write_text("{}")
