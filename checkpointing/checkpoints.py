@@ -533,10 +533,10 @@ class Checkpoints:
         """
         calls = {Checkpoints.save.__code__, Checkpoints.resume.__code__}
         frames = (frame for frame, _ in traceback.walk_stack(None) if frame.f_code in calls)
-        this, *outer = (frame for frame in frames if frame.f_locals.get("self") is self)
-        if outer:
+        own = [frame for frame in frames if frame.f_locals.get("self") is self]
+        if len(own) > 1:
             raise RuntimeError(
-                f"{this.f_code.co_name} was called in the middle of a save or resume, by a signal handler or "
+                f"{own[0].f_code.co_name} was called in the middle of a save or resume, by a signal handler or "
                 "a callback. Set a flag there and call it from the loop, or use stop_on_signals"
             )
 

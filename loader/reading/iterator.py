@@ -169,7 +169,7 @@ class BatchIterator(StreamIterator):
         return self._meter.stats(self._position.step, bad, ready=ready, ready_limit=limit)
 
     def place(self) -> Place:
-        """Return the place, as `StreamIterator.place`."""
+        """Return the place, as ``StreamIterator.place``."""
         return Place(self._position, ids_ahead(self._pipeline, self._position))
 
     def is_at_end(self) -> bool:

@@ -161,7 +161,7 @@ class GrainStream(Stream):
     def diff_next(
         self, before: StreamIdentity, place: Place, iterate: Callable[..., Any]
     ) -> list[Difference]:
-        """As `Stream.diff_next`: Grain makes the next elements from the checkpoint's state."""
+        """As ``Stream.diff_next``: Grain makes the next elements from the checkpoint's state."""
         del before
         state, step = place.state, place.position.step
         if not isinstance(state, Mapping) or place.position != Position(0, 0, step):
@@ -296,11 +296,11 @@ class GrainIterator(StreamIterator):
             return self._ahead
 
     def place(self) -> Place:
-        """As `StreamIterator.place`; see `ahead`."""
+        """As ``StreamIterator.place``; see `ahead`."""
         return Place(self.position, self.ahead(), self.get_state())
 
     def is_at_end(self) -> bool:
-        """As `StreamIterator.is_at_end`; see `ahead`."""
+        """As ``StreamIterator.is_at_end``; see `ahead`."""
         return self.ahead().kind == "end"
 
     def _look_ahead(self) -> Ahead:

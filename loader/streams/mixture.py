@@ -293,14 +293,14 @@ class Mixture(Stream):
         return MixtureIdentity(parts, self.weights, TURNS_VERSION)
 
     def check_identity(self) -> None:
-        """As `Stream.check_identity`."""
+        """As ``Stream.check_identity``."""
         for pipeline in self._parts.values():
             pipeline.check_identity()
 
     def diff_next(
         self, before: StreamIdentity, place: Place, iterate: Callable[..., StreamIterator]
     ) -> list[Difference]:
-        """As `Stream.diff_next`; no record is read."""
+        """As ``Stream.diff_next``; no record is read."""
         del before, iterate
         if place.state is not None:
             raise PlaceError(
@@ -313,7 +313,7 @@ class Mixture(Stream):
         return place.ahead.diff(ids_ahead(self, position))
 
     def count_steps(self, limit: int) -> int:
-        """As `Stream.count_steps`; no record is read."""
+        """As ``Stream.count_steps``; no record is read."""
         steps = self.grid.num_steps
         return limit if steps is None else min(steps, limit)
 

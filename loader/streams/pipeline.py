@@ -352,13 +352,13 @@ class Pipeline(Stream):
         )
 
     def check_identity(self) -> None:
-        """As `Stream.check_identity`."""
+        """As ``Stream.check_identity``."""
         transform_identity(self.transform)
 
     def diff_next(
         self, before: Any, place: Place, iterate: Callable[..., StreamIterator]
     ) -> list[Difference]:
-        """As `Stream.diff_next`: under the checkpoint's config, no record is read."""
+        """As ``Stream.diff_next``: under the checkpoint's config, no record is read."""
         del iterate
         if place.state is not None:
             raise PlaceError(
@@ -372,7 +372,7 @@ class Pipeline(Stream):
         return place.ahead.diff(ids_ahead(earlier, position))
 
     def check_change(self, before: Any, place: Place, where: str) -> None:
-        """As `Stream.check_change`: what was trained on already cannot be skipped any more."""
+        """As ``Stream.check_change``: what was trained on already cannot be skipped any more."""
         earlier = self._under(before)
         segments = [Segment(len(one.source), one.config) for one in (earlier, self)]
         check_skip(where, place.position, *segments)
@@ -383,12 +383,12 @@ class Pipeline(Stream):
         return Pipeline(self.source, PipelineConfig.from_dict(dict(before.config)), self.transform)
 
     def count_steps(self, limit: int) -> int:
-        """As `Stream.count_steps`; no record is read."""
+        """As ``Stream.count_steps``; no record is read."""
         steps = self.grid.num_steps
         return limit if steps is None else min(steps, limit)
 
     def describe(self) -> str:
-        """As `Stream.describe`."""
+        """As ``Stream.describe``."""
         steps, epochs = self.grid.num_steps, self.config.num_epochs
         long = "no end" if epochs is None else things_text(epochs, "epoch")
         in_all = "" if steps is None else f", {things_text(steps, 'step')}"
