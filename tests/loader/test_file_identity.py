@@ -50,7 +50,7 @@ def write(root: Path, name: str, data: bytes) -> None:
 
 
 def added(root: Path) -> None:
-    for name in ("train/0012.bin", "train/0013.bin", "val.bin"):
+    for name in ("train/0012.bin", "train/0013.bin", "zz.bin"):
         write(root, name, b"new")
 
 
@@ -60,7 +60,7 @@ DIFFERENCES: dict[str, tuple[Callable[[Path], Any], dict[str, str]]] = {
         {
             "num_records": "",
             "files": "the first 12 files are the same, and 3 were appended: "
-            "train/0012.bin, train/0013.bin, val.bin",
+            "train/0012.bin, train/0013.bin, zz.bin",
             "id": "",
         },
     ),
@@ -232,10 +232,10 @@ def test_a_runs_directory_tells_what_its_steps_held(root: Path, tmp_path: Path) 
     numbers = train(tmp_path / "numbered", pipeline_of(root, "row"), 3)
     history = checkpointing.provenance(tmp_path / "numbered")
     assert history.records_at(2).ids.tolist() == numbers[2]
-    (root / "val.bin").write_bytes(b"new")
+    (root / "zz.bin").write_bytes(b"new")
     with pytest.raises(ValueError, match="the source"):
         checkpointing.provenance(tmp_path / "named", sources=ByteSource(root))
-    (root / "val.bin").unlink()
-    (root / "train/0011.bin").rename(root / "val.bin")
+    (root / "zz.bin").unlink()
+    (root / "train/0011.bin").rename(root / "zz.bin")
     with pytest.raises(ValueError, match="IDs are not those"):
         checkpointing.provenance(tmp_path / "named", sources=ByteSource(root))
