@@ -2,7 +2,7 @@
 
 Orbax writes the arrays of a step, where it looks for them; one rename (in an object store, one put), once
 all else is written too, makes train state, iterator and manifest visible together. Several JAX processes
-write one step: each its arrays, and the first one all that there is once (see `group`).
+write one step: each its arrays, and the first one all that there is once (see `together.processes`).
 """
 
 import contextlib
@@ -71,6 +71,7 @@ from loader import (
     watch_progress,
 )
 from loader.batching import as_integer
+from loader.checks import integer
 from loader.identity.base import Place
 from loader.identity.differences import in_print
 from loader.identity.json_form import json_settings, json_value
@@ -148,8 +149,8 @@ class Checkpoints:
                 "pipeline must be a Pipeline, a Mixture, or a GrainStream around a chain of Grain's data "
                 f"sets, not {type(pipeline).__name__}"
             )
-        self._save_every = _at_least_one("save_every", save_every)
-        self._keep = _at_least_one("keep", keep)
+        self._save_every = integer("save_every", save_every, 1)
+        self._keep = integer("keep", keep, 1)
         self._run_config = json_settings("run_config", run_config)
         pipeline.check_identity()  # what cannot be identified is an error here
         self._pipeline = pipeline
@@ -816,11 +817,3 @@ def _check_leaves(resumed: _Resumed, train_state: Any, step: int) -> tuple[LeafS
         )
     resumed.are_leaves_checked = True
     return leaves
-
-
-def _at_least_one(name: str, value: Any) -> int:
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name} must be an integer, not {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, not {value}")
-    return int(value)
