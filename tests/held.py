@@ -17,10 +17,10 @@ class Held:
         self.threads = {thread for thread in threading.enumerate() if thread.is_alive()}
         files = (_target(path) for path in (PROC / "fd").iterdir())
         self.files = collections.Counter(path for path in files if path)
-        maps = (PROC / "maps").read_text().splitlines()
-        names = (line.split(maxsplit=5)[-1] for line in maps)
+        # Device, inode and name: memory that an earlier test gives back meanwhile has the same name.
+        maps = (line.split(maxsplit=3)[-1] for line in (PROC / "maps").read_text().splitlines())
         self.memory = collections.Counter(
-            name for name in names if "/dev/shm/" in name or "regrain" in name
+            entry for entry in maps if "/dev/shm/" in entry or "regrain" in entry
         )
         self.children = children()
 

@@ -327,7 +327,7 @@ def test_a_number_that_does_not_divide_is_named_at_the_start(
 
 @pytest.mark.parametrize("text", ["", "2,", "two", "2;3"])
 def test_counts_are_numbers_with_commas(text: str) -> None:
-    with pytest.raises(ValueError, match="numbers with commas between them, such as 2,4,1,3"):
+    with pytest.raises(ValueError, match="numbers separated by commas, such as 2,4,1,3, not"):
         drill_job.counts_of(text)
 
 

@@ -472,7 +472,7 @@ def test_what_orbax_may_not_read_is_not_taken_for_damaged(
 
     with opened() as checkpoints:
         # Not by the store: what TensorStore still has under way then reaches an event loop of Orbax's that is closed.
-        monkeypatch.setattr("checkpointing.checkpoints._read_train_state", forbidden)
+        monkeypatch.setattr("checkpointing.checkpoints.read_arrays", forbidden)
         with pytest.raises(RuntimeError, match="step 2 is whole, but its train state cannot be"):
             checkpoints.resume(a_state(), verify="manifest")
         for verify in ("full", "manifest"):
